@@ -1,0 +1,276 @@
+"""The offline API: `Omni` for scripts, `AsyncOmni` for programs that have an event loop.
+
+with Omni("parrot") as omni:
+    answer = omni.generate("Hello there.")
+    answer.save_wav("hello.wav")
+    for event in omni.stream("And again."):
+        ...                             # TextDelta, AudioDelta, then Finished
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+import numpy as np
+
+from stretto import audio
+from stretto.events import (
+    AudioDelta,
+    Event,
+    Failed,
+    Finished,
+    TextDelta,
+    Timings,
+    Usage,
+)
+from stretto.pipeline.frontend import Frontend, Model, Options, Prompt, open_model
+from stretto.pipeline.pipeline import SAMPLE_RATE, Pipeline, PipelineRequest, RequestHandle
+from stretto.request import FinishReason
+
+DEFAULT_MODEL = "parrot"
+DEFAULT_CACHE = Path.home() / ".cache" / "stretto"
+
+Delta = TextDelta | AudioDelta | Finished
+T = TypeVar("T")
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer. `audio` float32 [samples] in -1..1, empty if none was asked for.
+
+    `codes` int16 [frames, codebooks] with `return_codes`, else None.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    audio: np.ndarray
+    sample_rate: int
+    codes: np.ndarray | None
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.audio) / self.sample_rate
+
+    def save_wav(self, path: Path | str) -> None:
+        audio.save_wav(path, self.audio, self.sample_rate)
+
+
+class AsyncOmni:
+    """A pipeline and the front before it. Use as `async with`, or `start` and `close`."""
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        deploy_config: Path | str | None = None,
+        async_chunk: bool | None = None,
+        inline: bool = False,
+        flags: Mapping[str, Any] | None = None,
+        cache_dir: Path | str = DEFAULT_CACHE,
+    ) -> None:
+        """`model` is a checkpoint directory, or `parrot`, `tiny` or `small`.
+
+        `inline` runs all stages in the event loop's thread. `flags` are settings as in a
+        deployment file (stages and connectors by name), over all others.
+
+        Raises:
+            CheckpointError, ConfigError: before anything is started.
+        """
+        settings = dict(flags or {})
+        if async_chunk is not None:
+            settings["async_chunk"] = async_chunk
+        self._cache_dir = Path(cache_dir)
+        self.model: Model = open_model(
+            model,
+            cache_dir=self._cache_dir,
+            deploy_config=None if deploy_config is None else Path(deploy_config),
+            flags=settings,
+        )
+        self._inline = inline
+        self._frontend: Frontend | None = None
+        self._pipeline: Pipeline | None = None
+
+    async def start(self) -> None:
+        """Loads everything and runs a warm-up request.
+
+        Raises:
+            CheckpointError, StageFailed: nothing is left running.
+        """
+        self._frontend = Frontend(self.model, cache_dir=self._cache_dir)
+        self._pipeline = Pipeline(
+            self.model.config,
+            self._frontend.spec,
+            model_dir=str(self.model.directory),
+            tokenizer_file=self._frontend.tokenizer_file,
+            context_lengths=self._frontend.context_lengths,
+            inline=self._inline,
+        )
+        await self._pipeline.start()
+
+    async def close(self) -> None:
+        if self._pipeline is not None:
+            await self._pipeline.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def frontend(self) -> Frontend:
+        assert self._frontend is not None, "not started"
+        return self._frontend
+
+    @property
+    def pipeline(self) -> Pipeline:
+        assert self._pipeline is not None, "not started"
+        return self._pipeline
+
+    def submit(self, prompt: Prompt, **options: Any) -> RequestHandle:
+        """Starts a request; its handle gives its events, `Failed` among them, and can abort it.
+
+        `options` are the fields of `Options`.
+
+        Raises:
+            InvalidRequest, Overloaded, StageFailed, PipelineClosed: nothing was started.
+        """
+        return self.pipeline.submit(self.prepare(prompt, **options))
+
+    def prepare(self, prompt: Prompt, **options: Any) -> PipelineRequest:
+        """The request of a prompt, checked and not yet started. Raises InvalidRequest."""
+        return self.frontend.prepare(prompt, Options(**options))
+
+    async def stream(self, prompt: Prompt, **options: Any) -> AsyncIterator[Delta]:
+        """The answer as it comes. Raises what `submit` raises, and RequestFailed."""
+        async for event in self.submit(prompt, **options):
+            yield _raised(event)
+
+    async def generate(self, prompt: Prompt, **options: Any) -> Answer:
+        """The whole answer. Raises what `stream` raises."""
+        return collect([event async for event in self.stream(prompt, **options)])
+
+
+class Omni:
+    """`AsyncOmni` for code without an event loop; its loop runs in a thread of its own."""
+
+    def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
+        """As `AsyncOmni`; the pipeline is started at once."""
+        self._omni = AsyncOmni(model, **settings)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="stretto", daemon=True)
+        self._thread.start()
+        try:
+            self._run(self._omni.start())
+        except BaseException:
+            self._end_loop()
+            raise
+
+    @property
+    def model(self) -> Model:
+        return self._omni.model
+
+    @property
+    def frontend(self) -> Frontend:
+        return self._omni.frontend
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """For looking at; its methods belong to the loop's thread."""
+        return self._omni.pipeline
+
+    def generate(self, prompt: Prompt, **options: Any) -> Answer:
+        """The whole answer. Raises InvalidRequest, Overloaded, RequestFailed."""
+        return self._run(self._omni.generate(prompt, **options))
+
+    def generate_all(self, prompts: Sequence[Prompt], **options: Any) -> list[Answer]:
+        """The answers of several prompts that run side by side, in their order."""
+
+        async def all_of_them() -> list[Answer]:
+            return await asyncio.gather(*(self._omni.generate(p, **options) for p in prompts))
+
+        return self._run(all_of_them())
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Delta]:
+        """The answer as it comes; leaving the loop early aborts the request."""
+        handle = self._run(self._submit(prompt, options))
+        events = handle.__aiter__()
+        try:
+            while True:
+                try:
+                    event: Event = self._run(_next(events))
+                except StopAsyncIteration:
+                    return
+                yield _raised(event)
+        finally:
+            self._run(handle.abort())
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._run(self._omni.close())
+            self._end_loop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def _submit(self, prompt: Prompt, options: Mapping[str, Any]) -> RequestHandle:
+        return self._omni.submit(prompt, **options)
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def collect(events: Sequence[Delta]) -> Answer:
+    """The answer that a finished stream's events make up."""
+    text = [event for event in events if isinstance(event, TextDelta)]
+    sound = [event for event in events if isinstance(event, AudioDelta)]
+    end = events[-1]
+    assert isinstance(end, Finished)
+    codes = [event.codes for event in sound if event.codes is not None]
+    return Answer(
+        text="".join(event.text for event in text),
+        token_ids=tuple(token for event in text for token in event.token_ids),
+        audio=np.concatenate([e.samples for e in sound]) if sound else np.zeros(0, np.float32),
+        sample_rate=sound[0].sample_rate if sound else SAMPLE_RATE,
+        codes=np.concatenate(codes) if codes else None,
+        finish_reason=end.finish_reason,
+        usage=end.usage,
+        timings=end.timings,
+    )
+
+
+async def _next(events: AsyncIterator[Event]) -> Event:
+    return await anext(events)
+
+
+def _raised(event: Event) -> Delta:
+    if isinstance(event, Failed):
+        raise event.error
+    return event

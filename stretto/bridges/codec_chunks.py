@@ -1,0 +1,62 @@
+"""Where the Talker's codec stream is cut into chunks for Code2Wav.
+
+The vocoder keeps its own state, so a chunk holds new frames only and any cut is inaudible; what a
+cut costs is time: the listener waits for the first chunk, the device prefers few large ones. This
+module decides the sizes. It knows no thread, device or connector.
+
+    frames  0 1 2 3 4 5 6 7 8 9 ...        initial 2, then 4
+    chunk 0 [. .]
+    chunk 1     [. . . .]
+    chunk 2             [. . . .]
+
+Both ends of the edge cut by the same rule: the sender to hand on early, the receiver so that the
+vocoder is called with the same portions, and so gives the same bits, when everything comes at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# The largest first chunk under load; half of a chunk of 25 is still one second of sound.
+MAX_INITIAL_FRAMES = 16
+# The smallest: one frame would have to be followed by the next within 80 ms.
+MIN_INITIAL_FRAMES = 2
+
+
+def initial_frames_for_load(num_requests: int, codec_chunk_frames: int) -> int:
+    """Frames of the first chunk with `num_requests` others in flight: a power of two, 2 when idle.
+
+    Under load the vocoder is shared, so that each stream does better with fewer, larger calls.
+    """
+    size = MIN_INITIAL_FRAMES
+    while size < min(num_requests + 1, MAX_INITIAL_FRAMES):
+        size *= 2
+    return min(size, codec_chunk_frames)
+
+
+class CodecChunker:
+    """Collects frames and gives them back in portions: `initial`, then `steady` at a time."""
+
+    def __init__(self, *, initial: int, steady: int) -> None:
+        self._next_size = initial
+        self._steady = steady
+        self._frames: list[np.ndarray] = []
+
+    @property
+    def num_held(self) -> int:
+        return len(self._frames)
+
+    @property
+    def is_ready(self) -> bool:
+        return len(self._frames) >= self._next_size
+
+    def push(self, frames: np.ndarray) -> None:
+        """Frames [n, num_codebooks] that follow on those before them."""
+        self._frames.extend(frames)
+
+    def cut(self) -> np.ndarray:
+        """The next portion [n, num_codebooks]: a full one if there is one, else what is left."""
+        portion = self._frames[: self._next_size]
+        self._frames = self._frames[self._next_size :]
+        self._next_size = self._steady
+        return np.stack(portion)

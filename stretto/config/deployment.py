@@ -1,0 +1,124 @@
+"""How a pipeline is deployed: stages, edges, limits. Strict structs; no file, no environment.
+
+Topology and policy of a kind of model stand in its bundled profile (`profiles/`); a deployment
+file overrides what differs. Rules between fields are checked where the fields are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from stretto.errors import InvalidRequest
+from stretto.request import SamplingParams, merge_sampling
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Auto = Literal["auto"]
+
+
+class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One stage. `model` names an entry of the model registry."""
+
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]*$")]
+    worker_type: Literal["ar", "generation"]
+    model: str
+    # "auto" is the first CUDA device if there is one, else the CPU.
+    devices: str = "auto"
+    # "auto" is the checkpoint's own on CUDA and float32 on a CPU, where codes are gated.
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    num_threads: Positive | Auto = "auto"
+    max_num_seqs: Positive = 64
+    # Prompt positions per step and request; prefill runs in cells of this size, so that where it
+    # is cut does not depend on when rows arrive.
+    prefill_chunk_tokens: Positive = 512
+    # Positions per request at most; "auto" is what the checkpoint was made for.
+    max_model_len: Positive | Auto = "auto"
+    output: Literal["text", "audio"] | None = None
+    default_sampling: dict[str, Any] = {}
+    # The residual codebooks' sampling, for stages that have a code predictor.
+    residual_sampling: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        samplings = {
+            "default_sampling": self.default_sampling,
+            "residual_sampling": self.residual_sampling,
+        }
+        for name, given in samplings.items():
+            try:
+                merge_sampling(SamplingParams(), given)
+            except InvalidRequest as error:
+                raise ValueError(f"stage {self.name}: {name}: {error}") from error
+
+
+class ConnectorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Literal["SharedMemoryConnector", "MemoryConnector"] = "SharedMemoryConnector"
+    # Larger payloads travel as shared memory, smaller ones in the message itself.
+    inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 32768
+
+
+class CodecChunkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the codec stream is cut for the vocoder."""
+
+    # 25 frames are two seconds of sound: the longest a listener waits behind one slow chunk.
+    codec_chunk_frames: Positive = 25
+    # "auto": chosen from the load at admission, small when idle.
+    initial_codec_chunk_frames: Positive | Auto = "auto"
+
+    def __post_init__(self) -> None:
+        initial = self.initial_codec_chunk_frames
+        if initial != "auto" and initial > self.codec_chunk_frames:
+            raise ValueError(
+                f"initial_codec_chunk_frames ({initial}) is larger than codec_chunk_frames "
+                f"({self.codec_chunk_frames}); the first chunk is the small one"
+            )
+
+
+class EdgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    from_stage: str
+    to_stage: str
+    spec: ConnectorSpec = ConnectorSpec()
+    codec: CodecChunkConfig | None = None
+    # A bridge of your own, "package.module.Class"; the model's own when absent.
+    custom_process_next_stage_input_func: str | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.from_stage}->{self.to_stage}"
+
+
+class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    stages: Annotated[tuple[StageConfig, ...], msgspec.Meta(min_length=1)]
+    connectors: tuple[EdgeConfig, ...] = ()
+    # Hand on chunks as they come, or one chunk at the end of each stage.
+    async_chunk: bool = True
+    # A stage waits this long for the next chunk of a request before it fails it. The last resort:
+    # dead or hung stages and lost chunks are noticed at once; without chunking, or behind a full
+    # stage, the first chunk may rightly be minutes away.
+    chunk_timeout_s: Seconds = 300.0
+    # Loading and warm-up of all stages together.
+    start_timeout_s: Seconds = 300.0
+    # A step that runs longer, or a stage that answers no ping for as long, counts as hung.
+    step_timeout_s: Seconds = 60.0
+    # Requests in flight at most; one more is refused.
+    max_requests: Positive = 256
+
+    def __post_init__(self) -> None:
+        names = [stage.name for stage in self.stages]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two stages are called {name!r}")
+        want = list(itertools.pairwise(names))
+        have = [(edge.from_stage, edge.to_stage) for edge in self.connectors]
+        if have != want:
+            shown = ", ".join(f"{a}->{b}" for a, b in want) or "none"
+            given = ", ".join(edge.label for edge in self.connectors) or "none"
+            raise ValueError(
+                f"connectors must join the stages in their order ({shown}), given: {given}"
+            )
+
+    def stage(self, name: str) -> StageConfig:
+        return next(stage for stage in self.stages if stage.name == name)

@@ -1,0 +1,169 @@
+"""Which positions run next in an autoregressive stage.
+
+Every running request with its next position covered gets one decode row; prompts run in cells of
+`prefill_chunk_tokens` on a fixed grid, at most one cell's worth of prompt rows per step:
+
+    prompt of 1100     [0 .. 511][512 .. 1023][1024 .. 1099]      whatever arrived when
+
+A cell runs when its last position is covered, so a prompt that streams in is cut exactly as one
+that came at once, and gives the same bits. A request whose inbox covers no further position waits
+in WAITING_FOR_CHUNK and holds no place in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from stretto.engine.block_manager import BlockManager
+from stretto.engine.scheduler import Admission, ARBatch, ScheduledRows, StepResult, TableScheduler
+from stretto.request import FinishReason, Inbox, Request, RequestStatus, StageRequest
+from stretto.text import TextStream
+
+
+class ARInbox(Inbox, Protocol):
+    """What an autoregressive stage asks an inbox."""
+
+    prompt_length: int | None
+
+    @property
+    def positions_ready(self) -> int:
+        """Positions whose input is there, from 0 on."""
+
+    @property
+    def is_void(self) -> bool:
+        """Upstream has ended and left nothing to run."""
+
+
+class ARRequest(Request[ARInbox]):
+    def next_stop(self, cell: int) -> int | None:
+        """Where the next rows of this request end; None while its input does not reach that far."""
+        inbox, start = self.inbox, self.num_computed_tokens
+        prompt = inbox.prompt_length
+        if prompt is None or start < prompt:
+            end_of_cell = (start // cell + 1) * cell
+            stop = end_of_cell if prompt is None else min(end_of_cell, prompt)
+        else:
+            stop = start + 1
+        return stop if stop <= inbox.positions_ready else None
+
+
+class ARScheduler(TableScheduler[ARRequest]):
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        prefill_chunk_tokens: int,
+        blocks: BlockManager,
+        open_inbox: Callable[[StageRequest], ARInbox],
+        open_text: Callable[[StageRequest], TextStream] | None,
+    ) -> None:
+        super().__init__(max_num_seqs=max_num_seqs)
+        self._cell = prefill_chunk_tokens
+        self._blocks = blocks
+        self._open_inbox = open_inbox
+        self._open_text = open_text
+
+    def schedule(self) -> ARBatch | None:
+        items: list[ScheduledRows] = []
+        prompt_budget = self._cell
+        for request in self._table.with_status(RequestStatus.RUNNING):
+            prompt_budget = self._take(request, items, prompt_budget)
+        admitted: list[Admission] = []
+        for request in self._table.with_status(RequestStatus.WAITING):
+            run = self._blocks.reserve(request.ticket.max_positions) if self._free_rows else None
+            if run is None:
+                # Strictly in order of arrival: a large request is not overtaken for ever.
+                break
+            first, count = run
+            admitted.append(self._admit(request, first_block=first, num_blocks=count))
+            prompt_budget = self._take(request, items, prompt_budget)
+        return ARBatch(tuple(admitted), tuple(items)) if items or admitted else None
+
+    def update(self, batch: ARBatch, token_ids: list[int], step_s: float) -> list[StepResult]:
+        results: list[StepResult] = []
+        num_drawn = 0
+        for item in batch.items:
+            index = num_drawn if item.draws else None
+            num_drawn += item.draws
+            request = self._table.find(item.request_id)
+            if request is None:
+                # Aborted while its step ran.
+                continue
+            request.num_computed_tokens = item.start + item.num_rows
+            request.busy_s += step_s
+            token_id = None if index is None else token_ids[index]
+            text, reason = "", None
+            if token_id is not None:
+                request.output_ids.append(token_id)
+                text, reason = self._end_of(request, token_id)
+            self._settle(request, reason)
+            results.append(
+                self._result(
+                    request,
+                    finish_reason=reason,
+                    output_index=index,
+                    num_prompt_rows=item.num_prompt_rows,
+                    token_id=token_id,
+                    text=text,
+                )
+            )
+        return results
+
+    def _open(self, ticket: StageRequest) -> ARRequest:
+        text = self._open_text(ticket) if self._open_text is not None else None
+        return ARRequest(ticket, self._open_inbox(ticket), text)
+
+    def _can_run(self, request: ARRequest) -> bool:
+        return request.next_stop(self._cell) is not None
+
+    def _is_void(self, request: ARRequest) -> bool:
+        return request.inbox.is_void
+
+    def _num_units(self, request: ARRequest) -> int:
+        return len(request.output_ids)
+
+    def _remove(self, request: ARRequest) -> None:
+        super()._remove(request)
+        if request.place is not None:
+            self._blocks.release(request.place.first_block, request.place.num_blocks)
+
+    def _take(self, request: ARRequest, items: list[ScheduledRows], prompt_budget: int) -> int:
+        """Puts the request's next rows into the batch if they may run; the budget that is left."""
+        stop = request.next_stop(self._cell)
+        if stop is None:
+            self._table.move(request, RequestStatus.WAITING_FOR_CHUNK)
+            return prompt_budget
+        start, prompt = request.num_computed_tokens, request.inbox.prompt_length
+        in_prompt = prompt is None or start < prompt
+        if in_prompt and stop - start > prompt_budget:
+            return prompt_budget
+        assert request.place is not None
+        items.append(
+            ScheduledRows(
+                request_id=request.request_id,
+                place=request.place,
+                start=start,
+                num_rows=stop - start,
+                num_prompt_rows=stop - start if in_prompt else 0,
+                draws=prompt is not None and stop >= prompt,
+                inbox=request.inbox,
+            )
+        )
+        return prompt_budget - (stop - start) if in_prompt else prompt_budget
+
+    @staticmethod
+    def _end_of(request: ARRequest, token_id: int) -> tuple[str, FinishReason | None]:
+        """The text that a token adds, and whether the request ends with it."""
+        sampling, text = request.ticket.sampling, ""
+        is_end_token = token_id in sampling.stop_token_ids
+        if request.text is not None and not is_end_token:
+            text = request.text.push(token_id)
+        reason: FinishReason | None = None
+        if is_end_token or (request.text is not None and request.text.stopped):
+            reason = "stop"
+        elif len(request.output_ids) == sampling.max_tokens:
+            reason = "length"
+        if reason is not None and request.text is not None:
+            text += request.text.finish()
+        return text, reason

@@ -1,0 +1,45 @@
+"""Runs a step of a generation stage: everybody's next frames through the vocoder, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stretto.engine.runner import Materialized
+from stretto.engine.scheduler import GenerationBatch
+from stretto.models.code2wav import Code2Wav, VocoderState
+
+
+class GenerationPending:
+    def __init__(self, samples: Sequence[Tensor]) -> None:
+        self._samples = samples
+
+    def sampled(self) -> list[int]:
+        return []
+
+    def materialize(self) -> Materialized:
+        return Materialized(samples=tuple(part.cpu().numpy() for part in self._samples))
+
+
+class GenerationRunner:
+    """Keeps one vocoder state per request, from its first frames to its release."""
+
+    def __init__(self, model: Code2Wav) -> None:
+        self._model = model
+        self._states: dict[str, VocoderState] = {}
+
+    @torch.inference_mode()
+    def execute(self, batch: GenerationBatch) -> GenerationPending:
+        for admission in batch.admitted:
+            self._states[admission.ticket.request_id] = self._model.open()
+        codes = [
+            torch.from_numpy(item.frames).to(self._model.device, torch.int64)
+            for item in batch.items
+        ]
+        states = [self._states[item.request_id] for item in batch.items]
+        return GenerationPending(self._model.feed(codes, states))
+
+    def release(self, request_id: str) -> None:
+        self._states.pop(request_id, None)

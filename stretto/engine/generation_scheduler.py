@@ -1,0 +1,92 @@
+"""Which requests' frames the vocoder decodes next: one portion of every request that has one.
+
+The vocoder keeps a state per request, so a request takes a row with its first portion and keeps it
+to its end. A request is finished when its upstream has ended and its last portion was decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from stretto.engine.scheduler import (
+    Admission,
+    GenerationBatch,
+    ScheduledFrames,
+    StepResult,
+    TableScheduler,
+)
+from stretto.request import FinishReason, Inbox, Request, RequestStatus, StageRequest
+
+
+class FrameInbox(Inbox, Protocol):
+    """What a generation stage asks an inbox."""
+
+    @property
+    def is_ready(self) -> bool:
+        """There is a portion to decode."""
+
+    @property
+    def is_done(self) -> bool:
+        """Upstream has ended and everything was taken."""
+
+    def take(self) -> np.ndarray:
+        """The next portion."""
+
+
+class GenerationRequest(Request[FrameInbox]):
+    def __init__(self, ticket: StageRequest, inbox: FrameInbox) -> None:
+        super().__init__(ticket, inbox, text=None)
+        self.num_frames = 0
+
+
+class GenerationScheduler(TableScheduler[GenerationRequest]):
+    def __init__(
+        self, *, max_num_seqs: int, open_inbox: Callable[[StageRequest], FrameInbox]
+    ) -> None:
+        super().__init__(max_num_seqs=max_num_seqs)
+        self._open_inbox = open_inbox
+
+    def schedule(self) -> GenerationBatch | None:
+        admitted: list[Admission] = []
+        for request in self._table.with_status(RequestStatus.WAITING):
+            if not self._free_rows:
+                break
+            admitted.append(self._admit(request, first_block=0, num_blocks=0))
+        items = []
+        for request in self._table.with_status(RequestStatus.RUNNING):
+            assert request.place is not None
+            items.append(ScheduledFrames(request.request_id, request.place, request.inbox.take()))
+        return GenerationBatch(tuple(admitted), tuple(items)) if items else None
+
+    def update(
+        self, batch: GenerationBatch, token_ids: list[int], step_s: float
+    ) -> list[StepResult]:
+        results: list[StepResult] = []
+        for index, item in enumerate(batch.items):
+            request = self._table.find(item.request_id)
+            if request is None:
+                # Aborted while its step ran.
+                continue
+            request.num_frames += len(item.frames)
+            request.busy_s += step_s
+            reason: FinishReason | None = "stop" if request.inbox.is_done else None
+            self._settle(request, reason)
+            results.append(
+                self._result(request, finish_reason=reason, output_index=index, frames=item.frames)
+            )
+        return results
+
+    def _open(self, ticket: StageRequest) -> GenerationRequest:
+        return GenerationRequest(ticket, self._open_inbox(ticket))
+
+    def _can_run(self, request: GenerationRequest) -> bool:
+        return request.inbox.is_ready
+
+    def _is_void(self, request: GenerationRequest) -> bool:
+        return request.inbox.is_done
+
+    def _num_units(self, request: GenerationRequest) -> int:
+        return request.num_frames

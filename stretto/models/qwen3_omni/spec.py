@@ -1,0 +1,288 @@
+"""The sizes and ids of a Qwen3-Omni checkpoint, as far as serving it needs them.
+
+transformers' config classes read `config.json` (its older spellings too) and fill in defaults;
+this module reads what they give strictly into plain structs, which travel to the stages. Stage
+processes so never import transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from stretto.errors import CheckpointError
+from stretto.models.code2wav import Code2WavConfig
+from stretto.models.decoder import DecoderConfig, DenseConfig, MoEConfig
+
+MODEL_TYPE = "qwen3_omni_moe"
+
+# The published Talker keeps its special codec ids in the last 1024 of its vocabulary.
+NUM_SPECIAL_CODEC_IDS = 1024
+
+
+class PromptIds(msgspec.Struct, frozen=True, kw_only=True):
+    """Ids of the Thinker's vocabulary that shape a prompt."""
+
+    im_start: int
+    im_end: int
+    user: int
+    assistant: int
+    tts_bos: int
+    tts_eos: int
+    tts_pad: int
+
+
+class CodecIds(msgspec.Struct, frozen=True, kw_only=True):
+    """Ids of the Talker's vocabulary that are not codes."""
+
+    eos: int
+    bos: int
+    pad: int
+    nothink: int
+    think_bos: int
+    think_eos: int
+
+
+class ThinkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    decoder: DecoderConfig
+    vocab_size: int
+
+
+class TalkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    decoder: DecoderConfig
+    predictor: DecoderConfig
+    vocab_size: int
+    num_codebooks: int
+    codebook_size: int
+    thinker_hidden_size: int
+    thinker_vocab_size: int
+    projection_size: int
+    codec_ids: CodecIds
+    speakers: dict[str, int]
+
+
+class OmniSpec(msgspec.Struct, frozen=True, kw_only=True):
+    thinker: ThinkerSpec
+    talker: TalkerSpec
+    code2wav: Code2WavConfig
+    prompt_ids: PromptIds
+
+
+# ---- what transformers' configs give, as far as it is read ---------------------------------------
+
+
+class _Rope(msgspec.Struct):
+    rope_theta: float
+    rope_type: str = "default"
+
+
+class _Attention(msgspec.Struct, kw_only=True):
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    rms_norm_eps: float
+    rope_parameters: _Rope
+    max_position_embeddings: int
+    attention_bias: bool = False
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+
+    def decoder(self, where: str, mlp: DenseConfig | MoEConfig) -> DecoderConfig:
+        if self.attention_bias or self.rope_parameters.rope_type != "default":
+            raise CheckpointError(f"{where}: attention_bias and scaled rotary are not supported")
+        if self.hidden_act != "silu":
+            raise CheckpointError(f"{where}: hidden_act is {self.hidden_act!r}, supported is silu")
+        return DecoderConfig(
+            hidden_size=self.hidden_size,
+            num_layers=self.num_hidden_layers,
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
+            rms_norm_eps=self.rms_norm_eps,
+            rope_theta=self.rope_parameters.rope_theta,
+            max_positions=self.max_position_embeddings,
+            mlp=mlp,
+        )
+
+
+class _Experts(_Attention, kw_only=True):
+    vocab_size: int
+    moe_intermediate_size: int
+    num_experts_per_tok: int
+    norm_topk_prob: bool
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] = []
+
+    def experts(self, where: str, count: int, shared: int | None) -> DecoderConfig:
+        if self.decoder_sparse_step != 1 or self.mlp_only_layers:
+            raise CheckpointError(f"{where}: layers without experts are not supported")
+        mlp = MoEConfig(
+            num_experts=count,
+            num_experts_per_tok=self.num_experts_per_tok,
+            intermediate_size=self.moe_intermediate_size,
+            norm_topk_prob=self.norm_topk_prob,
+            shared_intermediate_size=shared,
+        )
+        return self.decoder(where, mlp)
+
+
+class _ThinkerText(_Experts, kw_only=True):
+    num_experts: int
+
+
+class _TalkerText(_Experts, kw_only=True):
+    # transformers gives the Talker's experts under this name, the Thinker's under the other.
+    num_local_experts: int
+    shared_expert_intermediate_size: int
+    intermediate_size: int
+
+
+class _Predictor(_Attention, kw_only=True):
+    vocab_size: int
+    intermediate_size: int
+    num_code_groups: int
+
+
+class _Thinker(msgspec.Struct, kw_only=True):
+    text_config: _ThinkerText
+
+
+class _Talker(msgspec.Struct, kw_only=True):
+    text_config: _TalkerText
+    code_predictor_config: _Predictor
+    num_code_groups: int
+    thinker_hidden_size: int
+    codec_eos_token_id: int
+    codec_bos_id: int
+    codec_pad_id: int
+    codec_nothink_id: int
+    codec_think_bos_id: int
+    codec_think_eos_id: int
+    speaker_id: dict[str, int]
+
+
+class _Code2Wav(msgspec.Struct, kw_only=True):
+    codebook_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope_parameters: _Rope
+    sliding_window: int
+    num_quantizers: int
+    upsample_rates: tuple[int, ...]
+    upsampling_ratios: tuple[int, ...]
+    decoder_dim: int
+    head_dim: int | None = None
+
+
+class _Omni(msgspec.Struct, kw_only=True):
+    thinker_config: _Thinker
+    talker_config: _Talker
+    code2wav_config: _Code2Wav
+    im_start_token_id: int
+    im_end_token_id: int
+    user_token_id: int
+    assistant_token_id: int
+    tts_bos_token_id: int
+    tts_eos_token_id: int
+    tts_pad_token_id: int
+    enable_audio_output: bool = True
+
+
+def read_spec(config: Mapping[str, Any], where: str) -> OmniSpec:
+    """The spec in `config`, the `to_dict()` of transformers' `Qwen3OmniMoeConfig`.
+
+    Raises:
+        CheckpointError: a field is missing, of the wrong type, or asks for what is not supported.
+    """
+    try:
+        omni = msgspec.convert(config, _Omni)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{where}: {error}") from error
+    if not omni.enable_audio_output:
+        raise CheckpointError(f"{where}: enable_audio_output is false; there is no Talker to serve")
+    return OmniSpec(
+        thinker=_thinker(omni.thinker_config.text_config, where),
+        talker=_talker(omni, where),
+        code2wav=_code2wav(omni.code2wav_config, where),
+        prompt_ids=PromptIds(
+            im_start=omni.im_start_token_id,
+            im_end=omni.im_end_token_id,
+            user=omni.user_token_id,
+            assistant=omni.assistant_token_id,
+            tts_bos=omni.tts_bos_token_id,
+            tts_eos=omni.tts_eos_token_id,
+            tts_pad=omni.tts_pad_token_id,
+        ),
+    )
+
+
+def _thinker(text: _ThinkerText, where: str) -> ThinkerSpec:
+    decoder = text.experts(f"{where}: thinker", text.num_experts, None)
+    return ThinkerSpec(decoder=decoder, vocab_size=text.vocab_size)
+
+
+def _talker(omni: _Omni, where: str) -> TalkerSpec:
+    talker = omni.talker_config
+    text, predictor = talker.text_config, talker.code_predictor_config
+    if predictor.num_code_groups != talker.num_code_groups:
+        raise CheckpointError(
+            f"{where}: talker has {talker.num_code_groups} code groups, its code predictor "
+            f"{predictor.num_code_groups}"
+        )
+    if predictor.hidden_size != text.hidden_size:
+        raise CheckpointError(
+            f"{where}: talker hidden_size {text.hidden_size} and code predictor hidden_size "
+            f"{predictor.hidden_size} differ"
+        )
+    if not talker.speaker_id:
+        raise CheckpointError(f"{where}: talker_config.speaker_id names no speaker")
+    return TalkerSpec(
+        decoder=text.experts(
+            f"{where}: talker", text.num_local_experts, text.shared_expert_intermediate_size
+        ),
+        predictor=predictor.decoder(
+            f"{where}: code predictor", DenseConfig(intermediate_size=predictor.intermediate_size)
+        ),
+        vocab_size=text.vocab_size,
+        num_codebooks=talker.num_code_groups,
+        codebook_size=predictor.vocab_size,
+        thinker_hidden_size=talker.thinker_hidden_size,
+        thinker_vocab_size=omni.thinker_config.text_config.vocab_size,
+        projection_size=text.intermediate_size,
+        codec_ids=CodecIds(
+            eos=talker.codec_eos_token_id,
+            bos=talker.codec_bos_id,
+            pad=talker.codec_pad_id,
+            nothink=talker.codec_nothink_id,
+            think_bos=talker.codec_think_bos_id,
+            think_eos=talker.codec_think_eos_id,
+        ),
+        speakers={name.lower(): index for name, index in talker.speaker_id.items()},
+    )
+
+
+def _code2wav(config: _Code2Wav, where: str) -> Code2WavConfig:
+    if config.num_key_value_heads != config.num_attention_heads:
+        raise CheckpointError(f"{where}: code2wav with shared KV heads is not supported")
+    return Code2WavConfig(
+        num_codebooks=config.num_quantizers,
+        codebook_size=config.codebook_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
+        intermediate_size=config.intermediate_size,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_theta=config.rope_parameters.rope_theta,
+        sliding_window=config.sliding_window,
+        upsampling_ratios=config.upsampling_ratios,
+        upsample_rates=config.upsample_rates,
+        decoder_dim=config.decoder_dim,
+    )

@@ -1,0 +1,298 @@
+"""From a stage's description to a running engine: the model it serves, its scheduler, its edges.
+
+The one place that knows which class stands behind which name of a deployment file.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from stretto.bridges.bridge import Bridge, load_class
+from stretto.bridges.prompt_inbox import PromptInbox
+from stretto.bridges.talker_to_code2wav import TalkerToCode2Wav
+from stretto.bridges.thinker_to_talker import ThinkerToTalker
+from stretto.config.deployment import EdgeConfig, StageConfig
+from stretto.engine.ar_runner import TalkerRunner, ThinkerRunner
+from stretto.engine.ar_scheduler import ARScheduler
+from stretto.engine.block_manager import BlockManager
+from stretto.engine.engine import StageEngine
+from stretto.engine.generation_runner import GenerationRunner
+from stretto.engine.generation_scheduler import GenerationScheduler
+from stretto.engine.materializer import Materializer, StepKind
+from stretto.engine.runner import Runner
+from stretto.engine.sampler import Sampler
+from stretto.engine.scheduler import Scheduler
+from stretto.errors import ConfigError
+from stretto.events import Report, StageReady
+from stretto.models.code2wav import Code2Wav
+from stretto.models.decoder import Decoder, KVCache
+from stretto.models.qwen3_omni.spec import OmniSpec
+from stretto.models.qwen3_omni.talker import Talker
+from stretto.models.qwen3_omni.thinker import Thinker
+from stretto.models.weights import Checkpoint
+from stretto.request import StageRequest
+from stretto.text import Decode, TextStream
+from stretto.transfer.adapter import ChunkTransferAdapter, Edge
+from stretto.transfer.connector import OmniConnector
+
+# Positions per KV block.
+BLOCK_SIZE = 16
+
+BRIDGES: dict[tuple[str, str], Callable[..., Bridge]] = {
+    ("qwen3_omni.thinker", "qwen3_omni.talker"): ThinkerToTalker,
+    ("qwen3_omni.talker", "qwen3_omni.code2wav"): TalkerToCode2Wav,
+}
+
+
+class StageEdge(msgspec.Struct, frozen=True):
+    """An edge as one of its stages needs it."""
+
+    config: EdgeConfig
+    from_model: str
+    to_model: str
+    from_id: int
+
+
+class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a stage process is told before it starts."""
+
+    stage_id: int
+    config: StageConfig
+    model_dir: str
+    omni: OmniSpec
+    async_chunk: bool
+    chunk_timeout_s: float
+    max_model_len: int
+    # A `tokenizer.json`, for a stage that writes text.
+    tokenizer_file: str
+    upstream: StageEdge | None = None
+    downstream: StageEdge | None = None
+
+
+class Connectors(msgspec.Struct, frozen=True):
+    upstream: OmniConnector | None
+    downstream: OmniConnector | None
+
+
+class BuiltStage(msgspec.Struct, frozen=True):
+    engine: StageEngine
+    ready: StageReady
+
+
+def build_stage(
+    spec: StageSpec,
+    connectors: Connectors,
+    publish: Callable[[Report], None],
+    *,
+    threaded: bool,
+) -> BuiltStage:
+    """Loads the stage's model and puts its engine together.
+
+    Raises:
+        ConfigError: the deployment names what does not exist.
+        CheckpointError: the checkpoint lacks tensors, or they have other shapes.
+    """
+    began_s = time.monotonic()
+    num_threads = resolve_threads(spec.config)
+    # For the whole process: a stage has one of its own, and inline stages run one at a time.
+    torch.set_num_threads(num_threads)
+    builder = _Builder(spec)
+    scheduler, runner, kind = builder.build()
+    wake = threading.Event()
+    adapter = ChunkTransferAdapter(
+        inbound=_end(spec.upstream, connectors.upstream),
+        outbound=_end(spec.downstream, connectors.downstream),
+        chunk_timeout_s=spec.chunk_timeout_s,
+        wake=wake.set,
+        threaded=threaded,
+    )
+    # The materializer is made before the engine that it reports errors to.
+    engine: list[StageEngine] = []
+    materializer = Materializer(
+        kind=kind,
+        is_output=spec.config.output is not None,
+        bridge=_bridge(spec.downstream, spec) if spec.downstream is not None else None,
+        adapter=adapter,
+        publish=publish,
+        on_error=lambda request_id: engine[0].post_error(request_id),
+        threaded=threaded,
+    )
+    engine.append(
+        StageEngine(
+            scheduler=scheduler,
+            runner=runner,
+            adapter=adapter,
+            materializer=materializer,
+            wake=wake,
+            has_upstream=spec.upstream is not None,
+        )
+    )
+    ready = StageReady(time.monotonic() - began_s, num_threads, builder.weight_bytes)
+    return BuiltStage(engine[0], ready)
+
+
+def resolve_device(config: StageConfig) -> torch.device:
+    """The device of a stage.
+
+    Raises:
+        ConfigError: `devices` names none that is there.
+    """
+    if config.devices == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(config.devices)
+    except RuntimeError as error:
+        raise ConfigError(f"stage {config.name}: devices: {error}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"stage {config.name}: devices is {config.devices!r}; there is no CUDA")
+    return device
+
+
+def resolve_threads(config: StageConfig) -> int:
+    """Intra-op threads: on few cores one per stage is best (docs/log.md, "Threads")."""
+    return 1 if config.num_threads == "auto" else config.num_threads
+
+
+def _end(
+    edge: StageEdge | None, connector: OmniConnector | None
+) -> tuple[Edge, OmniConnector] | None:
+    if edge is None:
+        return None
+    assert connector is not None
+    return Edge(edge.config.from_stage, edge.config.to_stage, edge.from_id), connector
+
+
+def _bridge(edge: StageEdge, spec: StageSpec) -> Bridge:
+    custom = edge.config.custom_process_next_stage_input_func
+    if custom is not None:
+        make: Callable[..., Bridge] = load_class(custom)
+    elif (edge.from_model, edge.to_model) in BRIDGES:
+        make = BRIDGES[edge.from_model, edge.to_model]
+    else:
+        raise ConfigError(
+            f"no bridge from {edge.from_model} to {edge.to_model}; name one in "
+            f"custom_process_next_stage_input_func of {edge.config.label}"
+        )
+    return make(spec.omni, edge.config, async_chunk=spec.async_chunk)
+
+
+class _Builder:
+    """Builds the model-specific half of a stage."""
+
+    def __init__(self, spec: StageSpec) -> None:
+        self._spec = spec
+        self._device = resolve_device(spec.config)
+        dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+        wanted = spec.config.dtype
+        if wanted == "auto":
+            # On a CPU float32: codes drawn in bfloat16 are not those of the reference (FACTS).
+            dtype = torch.float32 if self._device.type == "cpu" else None
+        else:
+            dtype = dtypes[wanted]
+        self._checkpoint = Checkpoint(Path(spec.model_dir), dtype=dtype, device=self._device)
+        self.weight_bytes = 0
+
+    def build(self) -> tuple[Scheduler, Runner, StepKind]:
+        """Scheduler and runner of the stage's model, and what its steps give."""
+        makers: dict[str, Callable[[], tuple[Scheduler, Runner, StepKind]]] = {
+            "qwen3_omni.thinker": self._thinker,
+            "qwen3_omni.talker": self._talker,
+            "qwen3_omni.code2wav": self._code2wav,
+        }
+        model = self._spec.config.model
+        if model not in makers:
+            raise ConfigError(
+                f"stage {self._spec.config.name}: unknown model {model!r}; there are "
+                f"{', '.join(sorted(makers))}"
+            )
+        with torch.inference_mode():
+            return makers[model]()
+
+    def _thinker(self) -> tuple[Scheduler, Runner, StepKind]:
+        spec = self._spec
+        model = self._checkpoint.load(lambda source: Thinker(source, spec.omni.thinker))
+        rows, vocab = spec.config.max_num_seqs, spec.omni.thinker.vocab_size
+        cache, blocks = self._kv(model.decoder)
+        sampler = Sampler(max_rows=rows, vocab_size=vocab, device=self._device, suppressed=None)
+        runner = ThinkerRunner(model, cache, sampler, max_rows=rows, stage_id=spec.stage_id)
+        decode = load_decode(spec.tokenizer_file)
+        scheduler = self._ar_scheduler(
+            blocks,
+            open_inbox=PromptInbox,
+            open_text=lambda ticket: TextStream(decode, ticket.sampling.stop),
+        )
+        return scheduler, runner, "text"
+
+    def _talker(self) -> tuple[Scheduler, Runner, StepKind]:
+        spec = self._spec
+        rows = spec.config.max_num_seqs
+        model = self._checkpoint.load(
+            lambda source: Talker(source, spec.omni.talker, max_rows=rows)
+        )
+        cache, blocks = self._kv(model.decoder)
+        sampler = Sampler(
+            max_rows=rows,
+            vocab_size=spec.omni.talker.vocab_size,
+            device=self._device,
+            suppressed=model.suppressed,
+        )
+        runner = TalkerRunner(model, cache, sampler, max_rows=rows, stage_id=spec.stage_id)
+        assert spec.upstream is not None
+        inbox: Any = _bridge(spec.upstream, spec).inbox
+        return self._ar_scheduler(blocks, open_inbox=inbox, open_text=None), runner, "speech"
+
+    def _code2wav(self) -> tuple[Scheduler, Runner, StepKind]:
+        spec = self._spec
+        model = self._checkpoint.load(lambda source: Code2Wav(source, spec.omni.code2wav))
+        assert spec.upstream is not None
+        inbox: Any = _bridge(spec.upstream, spec).inbox
+        scheduler = GenerationScheduler(max_num_seqs=spec.config.max_num_seqs, open_inbox=inbox)
+        return scheduler, GenerationRunner(model), "audio"
+
+    def _kv(self, decoder: Decoder) -> tuple[KVCache, BlockManager]:
+        per_request = -(-self._spec.max_model_len // BLOCK_SIZE)
+        num_blocks = self._spec.config.max_num_seqs * per_request
+        cache = KVCache(
+            decoder.config,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
+        return cache, BlockManager(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+
+    def _ar_scheduler(
+        self,
+        blocks: BlockManager,
+        *,
+        open_inbox: Any,
+        open_text: Callable[[StageRequest], TextStream] | None,
+    ) -> ARScheduler:
+        config = self._spec.config
+        return ARScheduler(
+            max_num_seqs=config.max_num_seqs,
+            prefill_chunk_tokens=config.prefill_chunk_tokens,
+            blocks=blocks,
+            open_inbox=open_inbox,
+            open_text=open_text,
+        )
+
+
+def load_decode(tokenizer_file: str) -> Decode:
+    """Ids to text by a `tokenizer.json`, special tokens left out."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(tokenizer_file)
+
+    def decode(ids: Any) -> str:
+        text: str = tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    return decode

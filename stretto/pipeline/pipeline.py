@@ -1,0 +1,588 @@
+"""The front of all stages: gives out ids and tickets, relays events, ends every request once.
+
+    submit ─> one id, a ticket to every stage at once      (asyncio; one thread)
+    reports of the stages ─> events of the request's handle
+    Finished when every stage that got a ticket has finished; Failed when any could not
+
+Data never passes here on its way from stage to stage; topology is the configuration's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+
+from stretto.bridges.codec_chunks import initial_frames_for_load
+from stretto.config.deployment import CodecChunkConfig, PipelineConfig, StageConfig
+from stretto.errors import (
+    InvalidRequest,
+    Overloaded,
+    PipelineClosed,
+    RequestFailed,
+    StageFailed,
+)
+from stretto.events import (
+    Abort,
+    Aborted,
+    Admit,
+    AudioDelta,
+    AudioOut,
+    Event,
+    Failed,
+    Finished,
+    Pong,
+    Report,
+    StageDied,
+    StageErred,
+    StageFinished,
+    StageReady,
+    TextDelta,
+    TextOut,
+    Timings,
+    Usage,
+)
+from stretto.models.qwen3_omni.spec import OmniSpec
+from stretto.pipeline.assembly import Connectors, StageEdge, StageSpec, build_stage
+from stretto.pipeline.stage import InlineStage, Stage, StageProcess
+from stretto.request import SamplingParams, SpeechOptions, StageRequest
+from stretto.transfer.memory_connector import MemoryConnector
+from stretto.transfer.shm_connector import socket_pair
+
+log = logging.getLogger(__name__)
+
+SAMPLE_RATE = 24000
+# The request that runs through all stages before the pipeline is ready.
+WARM_UP_TOKENS = 3
+WARM_UP_FRAMES = 3
+
+
+class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The sound that a request wants. `max_positions` is what its speech can need in the Talker."""
+
+    sampling: SamplingParams
+    residual_sampling: SamplingParams
+    speaker: str
+    max_positions: int
+    initial_codec_chunk_frames: int | None = None
+    return_codes: bool = False
+
+
+class PipelineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request whose every value was checked. `speech` None: text only, no other stage works."""
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    speech: SpeechRequest | None
+    # The caller's own name for it, for logs.
+    label: str | None = None
+
+
+class RequestHandle:
+    """A request's events, for its owner: iterate to the end, or abort."""
+
+    def __init__(self, pipeline: Pipeline, request_id: str) -> None:
+        self.request_id = request_id
+        self._pipeline = pipeline
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._ended = False
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Deltas, then exactly one Finished or Failed. Leaving earlier aborts the request."""
+        try:
+            while not self._ended:
+                event = await self._events.get()
+                self._ended = isinstance(event, Finished | Failed)
+                yield event
+        finally:
+            if not self._ended:
+                self._ended = True
+                self._pipeline.abandon(self.request_id)
+
+    async def abort(self) -> None:
+        """Returns when no stage holds anything of the request."""
+        self._ended = True
+        await self._pipeline.abort(self.request_id)
+
+    def put(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+
+class _Live:
+    """What the front keeps of a request in flight."""
+
+    def __init__(self, request: PipelineRequest, handle: RequestHandle, stages: list[str]) -> None:
+        self.request = request
+        self.handle = handle
+        self.unfinished = set(stages)
+        self.finished: dict[str, StageFinished] = {}
+        self.began_s = time.monotonic()
+        self.first_text_s: float | None = None
+        self.first_audio_s: float | None = None
+        self.last_audio_s: float | None = None
+        self.num_text_tokens = 0
+        self.num_frames = 0
+        self.num_samples = 0
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began_s
+
+
+class Pipeline:
+    """All stages of one model. Every method is for the event loop's thread."""
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        omni: OmniSpec,
+        *,
+        model_dir: str,
+        tokenizer_file: str,
+        context_lengths: Mapping[str, int],
+        inline: bool = False,
+    ) -> None:
+        """`context_lengths` are the positions per request of each autoregressive stage."""
+        self.config = config
+        self._omni = omni
+        self._inline = inline
+        self._live: dict[str, _Live] = {}
+        self._aborting: dict[str, tuple[set[str], asyncio.Future[None]]] = {}
+        self._dead: dict[str, str] = {}
+        self._pongs: dict[str, Pong] = {}
+        self._ready: dict[str, StageReady] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._closed = False
+        specs = _stage_specs(
+            config,
+            omni,
+            model_dir=model_dir,
+            tokenizer_file=tokenizer_file,
+            context_lengths=context_lengths,
+        )
+        self._stages = self._inline_stages(specs) if inline else self._process_stages(specs)
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Loads all stages at once and runs a request through them.
+
+        Raises:
+            StageFailed: a stage did not come up, or not within `start_timeout_s`.
+        """
+        try:
+            async with asyncio.timeout(self.config.start_timeout_s):
+                await self._start_stages()
+                await self._warm_up()
+        except TimeoutError:
+            missing = [stage.name for stage in self._stages if stage.name not in self._ready]
+            await self.close()
+            raise StageFailed(
+                ", ".join(missing) or "warm-up",
+                f"not ready within {self.config.start_timeout_s:.0f} s (start_timeout_s)",
+            ) from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start_stages(self) -> None:
+        async def start(stage: Stage) -> None:
+            self._ready[stage.name] = await stage.start()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for stage in self._stages:
+                    group.create_task(start(stage))
+        except* StageFailed as failures:
+            raise failures.exceptions[0] from None
+        if self._inline:
+            self._spawn(self._step_inline())
+
+    async def _warm_up(self) -> None:
+        ids = self._omni.prompt_ids
+        prompt = (
+            ids.im_start,
+            ids.user,
+            ids.user,
+            ids.im_end,
+            ids.im_start,
+            ids.assistant,
+            ids.user,
+        )
+        greedy = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+        spoken = len(self._stages) > 1
+        speech = SpeechRequest(
+            sampling=SamplingParams(max_tokens=WARM_UP_FRAMES, repetition_penalty=1.05),
+            residual_sampling=SamplingParams(),
+            speaker=next(iter(self._omni.talker.speakers)),
+            max_positions=64,
+        )
+        request = PipelineRequest(
+            prompt_token_ids=prompt,
+            sampling=greedy,
+            speech=speech if spoken else None,
+            label="warm-up",
+        )
+        async for event in self.submit(request):
+            if isinstance(event, Failed):
+                raise event.error
+
+    async def close(self) -> None:
+        """Fails what is still in flight, ends all stages. May be called twice."""
+        self._closed = True
+        for live in list(self._live.values()):
+            self._fail(live, PipelineClosed("the pipeline was closed"))
+        await asyncio.gather(*(stage.close() for stage in self._stages))
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def submit(self, request: PipelineRequest) -> RequestHandle:
+        """Starts a request; every value in it was checked before.
+
+        Raises:
+            Overloaded: `max_requests` are in flight.
+            StageFailed: a stage that the request needs is dead.
+            PipelineClosed: the pipeline was closed.
+        """
+        stages = self._stages if request.speech is not None else self._stages[:1]
+        if self._closed:
+            raise PipelineClosed("the pipeline is closed")
+        for stage in stages:
+            if stage.name in self._dead:
+                raise StageFailed(stage.name, self._dead[stage.name])
+        if len(self._live) >= self.config.max_requests:
+            raise Overloaded(
+                f"{len(self._live)} requests are in flight, as many as max_requests allows"
+            )
+        # One id per request, never used again; the caller's own is a label.
+        request_id = uuid.uuid4().hex
+        tickets = self._tickets(request_id, request)
+        handle = RequestHandle(self, request_id)
+        self._live[request_id] = _Live(request, handle, [stage.name for stage in stages])
+        # Downstream first: most tickets are there before their first chunk.
+        for stage, ticket in reversed(list(zip(stages, tickets, strict=True))):
+            stage.send(Admit(ticket))
+        return handle
+
+    async def abort(self, request_id: str) -> None:
+        """Takes the request out of every stage; returns when all of them have confirmed it."""
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            self._withdraw(request_id, live)
+        if request_id in self._aborting:
+            await asyncio.shield(self._aborting[request_id][1])
+
+    def abandon(self, request_id: str) -> None:
+        """As `abort`, without waiting."""
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            self._withdraw(request_id, live)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._live)
+
+    @property
+    def dead_stages(self) -> Mapping[str, str]:
+        """Stages that died or hang, and why."""
+        return self._dead
+
+    @property
+    def ready_stages(self) -> Mapping[str, StageReady]:
+        return self._ready
+
+    @property
+    def stage_loads(self) -> Mapping[str, Pong]:
+        """The last word of each stage process about its load."""
+        return self._pongs
+
+    @property
+    def stage_pids(self) -> dict[str, int]:
+        return {stage.name: stage.pid for stage in self._stages if isinstance(stage, StageProcess)}
+
+    @property
+    def is_empty(self) -> bool:
+        """No trace of any request is left here, nor in inline stages."""
+        inline = [stage for stage in self._stages if isinstance(stage, InlineStage)]
+        return not self._live and not self._aborting and all(stage.is_empty for stage in inline)
+
+    # ---- reports ---------------------------------------------------------------------------------
+
+    def _on_report(self, stage: str, report: Report) -> None:
+        match report:
+            case Pong():
+                self._pongs[stage] = report
+            case StageReady():
+                pass
+            case StageDied(message=message):
+                self._on_death(stage, message)
+            case Aborted(request_id=request_id):
+                self._on_aborted(stage, request_id)
+            case _:
+                live = self._live.get(report.request_id)
+                # None: aborted or failed meanwhile; what is still under way is of no use.
+                if live is not None:
+                    self._on_request_report(stage, live, report)
+
+    def _on_request_report(
+        self, stage: str, live: _Live, report: TextOut | AudioOut | StageFinished | StageErred
+    ) -> None:
+        match report:
+            case TextOut():
+                live.num_text_tokens += len(report.token_ids)
+                if live.first_text_s is None:
+                    live.first_text_s = live.elapsed()
+                live.handle.put(TextDelta(report.text, report.token_ids))
+            case AudioOut():
+                live.num_frames += report.num_frames
+                live.num_samples += len(report.samples)
+                live.last_audio_s = live.elapsed()
+                if live.first_audio_s is None:
+                    live.first_audio_s = live.last_audio_s
+                live.handle.put(
+                    AudioDelta(report.samples, SAMPLE_RATE, report.num_frames, report.codes)
+                )
+            case StageFinished():
+                live.finished[stage] = report
+                live.unfinished.discard(stage)
+                if not live.unfinished:
+                    self._finish(live)
+            case StageErred():
+                self._fail(live, StageFailed(stage, report.message))
+
+    def _finish(self, live: _Live) -> None:
+        del self._live[live.handle.request_id]
+        text = live.finished[self._stages[0].name]
+        audio = None
+        if live.request.speech is not None:
+            # The vocoder only ever runs out of frames; whether a limit cut them, the Talker knows.
+            audio = live.finished[self._stages[1].name].finish_reason
+        duration_s = live.num_samples / SAMPLE_RATE
+        finished = Finished(
+            text_reason=text.finish_reason,
+            audio_reason=audio,
+            usage=Usage(
+                prompt_tokens=len(live.request.prompt_token_ids),
+                text_tokens=live.num_text_tokens,
+                audio_tokens=live.num_frames,
+            ),
+            timings=Timings(
+                ttft_s=live.first_text_s,
+                ttfp_s=live.first_audio_s,
+                e2e_s=live.elapsed(),
+                rtf=live.last_audio_s / duration_s if live.last_audio_s is not None else None,
+            ),
+        )
+        log.info(
+            "%s finished (%s): %d text tokens, %d frames, first audio %s s, rtf %s",
+            live.request.label or live.handle.request_id,
+            finished.finish_reason,
+            live.num_text_tokens,
+            live.num_frames,
+            _shown(finished.timings.ttfp_s),
+            _shown(finished.timings.rtf),
+        )
+        live.handle.put(finished)
+
+    def _fail(self, live: _Live, error: RequestFailed) -> None:
+        request_id = live.handle.request_id
+        self._live.pop(request_id, None)
+        self._withdraw(request_id, live)
+        log.warning("%s failed: %s", live.request.label or request_id, error)
+        live.handle.put(Failed(error))
+
+    def _withdraw(self, request_id: str, live: _Live) -> None:
+        """Tells every stage that got a ticket; `_aborting` holds who has yet to confirm."""
+        names = {*live.unfinished, *live.finished} - set(self._dead)
+        if self._closed or not names:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._aborting[request_id] = (names, done)
+        for stage in self._stages:
+            if stage.name in names:
+                stage.send(Abort(request_id))
+
+    def _on_aborted(self, stage: str, request_id: str) -> None:
+        if request_id not in self._aborting:
+            return
+        names, done = self._aborting[request_id]
+        names.discard(stage)
+        if not names:
+            del self._aborting[request_id]
+            done.set_result(None)
+
+    def _on_death(self, stage: str, message: str) -> None:
+        if stage in self._dead:
+            return
+        self._dead[stage] = message
+        log.error("stage %s %s", stage, message)
+        for request_id in list(self._aborting):
+            self._on_aborted(stage, request_id)
+        for live in list(self._live.values()):
+            if stage in live.unfinished or stage in live.finished:
+                self._fail(live, StageFailed(stage, message))
+
+    # ---- construction ----------------------------------------------------------------------------
+
+    def _tickets(self, request_id: str, request: PipelineRequest) -> list[StageRequest]:
+        seed = request.sampling.seed
+        if seed is None:
+            seed = secrets.randbits(62)
+        speech, options = request.speech, None
+        if speech is not None:
+            options = SpeechOptions(
+                speaker=speech.speaker,
+                initial_codec_chunk_frames=self._initial_frames(speech),
+                residual_sampling=speech.residual_sampling,
+                return_codes=speech.return_codes,
+            )
+        limit = request.sampling.max_tokens
+        assert limit is not None, "the front sets max_tokens"
+        entry = StageRequest(
+            request_id=request_id,
+            sampling=msgspec.structs.replace(request.sampling, seed=seed),
+            max_positions=len(request.prompt_token_ids) + limit,
+            prompt_token_ids=request.prompt_token_ids,
+            speech=options,
+            feeds_downstream=speech is not None,
+        )
+        if speech is None:
+            return [entry]
+        own_seed = speech.sampling.seed
+        sampling = msgspec.structs.replace(
+            speech.sampling, seed=seed if own_seed is None else own_seed
+        )
+        talker = StageRequest(
+            request_id=request_id,
+            sampling=sampling,
+            max_positions=speech.max_positions,
+            speech=options,
+            feeds_downstream=True,
+        )
+        vocoder = msgspec.structs.replace(talker, max_positions=0, feeds_downstream=False)
+        return [entry, talker, vocoder]
+
+    def _initial_frames(self, speech: SpeechRequest) -> int:
+        codec = codec_of(self.config)
+        if speech.initial_codec_chunk_frames is not None:
+            return speech.initial_codec_chunk_frames
+        if codec.initial_codec_chunk_frames != "auto":
+            return codec.initial_codec_chunk_frames
+        speaking = sum(live.request.speech is not None for live in self._live.values())
+        return initial_frames_for_load(speaking, codec.codec_chunk_frames)
+
+    def _process_stages(self, specs: list[StageSpec]) -> list[Stage]:
+        pairs = [socket_pair() for _ in specs[1:]]
+        stages: list[Stage] = []
+        for index, spec in enumerate(specs):
+            stages.append(
+                StageProcess(
+                    spec,
+                    upstream=pairs[index - 1][1] if index > 0 else None,
+                    downstream=pairs[index][0] if index < len(pairs) else None,
+                    step_timeout_s=self.config.step_timeout_s,
+                    on_report=self._on_report,
+                )
+            )
+        return stages
+
+    def _inline_stages(self, specs: list[StageSpec]) -> list[Stage]:
+        connectors = [MemoryConnector() for _ in specs[1:]]
+        stages: list[Stage] = []
+        for index, spec in enumerate(specs):
+            ends = Connectors(
+                upstream=connectors[index - 1] if index > 0 else None,
+                downstream=connectors[index] if index < len(connectors) else None,
+            )
+
+            def publish(report: Report, name: str = spec.config.name) -> None:
+                self._on_report(name, report)
+
+            stages.append(
+                InlineStage(
+                    spec.config.name,
+                    lambda spec=spec, ends=ends, publish=publish: build_stage(  # type: ignore[misc]
+                        spec, ends, publish, threaded=False
+                    ),
+                )
+            )
+        return stages
+
+    async def _step_inline(self) -> None:
+        """Steps all engines in turn, in this thread; waits a little when none has work."""
+        inline = [stage for stage in self._stages if isinstance(stage, InlineStage)]
+        while not self._closed:
+            busy = False
+            for stage in inline:
+                try:
+                    busy |= stage.step()
+                except Exception as error:
+                    log.exception("stage %s ends", stage.name)
+                    self._on_death(stage.name, f"{type(error).__name__}: {error}")
+                    return
+            await asyncio.sleep(0 if busy else 0.001)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def codec_of(config: PipelineConfig) -> CodecChunkConfig:
+    """The codec section of the edge into the vocoder."""
+    for edge in reversed(config.connectors):
+        if edge.codec is not None:
+            return edge.codec
+    return CodecChunkConfig()
+
+
+def check_initial_frames(value: int | None, config: PipelineConfig) -> None:
+    """Raises InvalidRequest for a first chunk that the deployment cannot cut."""
+    limit = codec_of(config).codec_chunk_frames
+    if value is not None and not 1 <= value <= limit:
+        raise InvalidRequest(
+            "initial_codec_chunk_frames",
+            f"initial_codec_chunk_frames is {value}; allowed is 1 to {limit} (codec_chunk_frames)",
+        )
+
+
+def _stage_specs(
+    config: PipelineConfig,
+    omni: OmniSpec,
+    *,
+    model_dir: str,
+    tokenizer_file: str,
+    context_lengths: Mapping[str, int],
+) -> list[StageSpec]:
+    edges = [
+        StageEdge(edge, config.stages[index].model, config.stages[index + 1].model, index)
+        for index, edge in enumerate(config.connectors)
+    ]
+
+    def spec(index: int, stage: StageConfig) -> StageSpec:
+        return StageSpec(
+            stage_id=index,
+            config=stage,
+            model_dir=model_dir,
+            omni=omni,
+            async_chunk=config.async_chunk,
+            chunk_timeout_s=config.chunk_timeout_s,
+            max_model_len=context_lengths[stage.name],
+            tokenizer_file=tokenizer_file,
+            upstream=edges[index - 1] if index > 0 else None,
+            downstream=edges[index] if index < len(edges) else None,
+        )
+
+    return [spec(index, stage) for index, stage in enumerate(config.stages)]
+
+
+def _shown(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.3f}"

@@ -1,0 +1,99 @@
+"""A stage process: `python -m stretto.pipeline.worker CONTROL UPSTREAM DOWNSTREAM`.
+
+The arguments are descriptors of sockets that the front made, -1 for none. The first message on the
+control channel says what to be. The main thread runs the engine; one more reads commands. When the
+front is gone, its end of the channel closes, and the process ends at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+
+from stretto.engine.engine import StageEngine
+from stretto.errors import StrettoError
+from stretto.events import Abort, Admit, Command, Ping, Pong, Shutdown, StageDied
+from stretto.pipeline.assembly import Connectors, StageEdge, StageSpec, build_stage
+from stretto.pipeline.channel import Channel
+from stretto.transfer.connector import OmniConnector
+from stretto.transfer.shm_connector import SharedMemoryConnector
+from stretto.wire import Codec
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: list[str]) -> int:
+    control, upstream, downstream = (int(argument) for argument in arguments)
+    # The front decides when to stop; an interrupt from the terminal reaches the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=control))
+    spec = channel.receive(Codec[StageSpec](StageSpec))
+    if spec is None:
+        return 1
+    logging.basicConfig(format=f"%(asctime)s {spec.config.name}: %(message)s")
+    try:
+        _serve(spec, channel, upstream, downstream)
+    except StrettoError as error:
+        channel.send(StageDied(str(error)))
+        return 1
+    except Exception as error:
+        log.exception("the stage ends")
+        channel.send(StageDied(f"{type(error).__name__}: {error}"))
+        return 1
+    return 0
+
+
+def _serve(spec: StageSpec, channel: Channel, upstream: int, downstream: int) -> None:
+    connectors = Connectors(
+        _connector(spec, spec.upstream, upstream), _connector(spec, spec.downstream, downstream)
+    )
+    built = build_stage(spec, connectors, channel.send, threaded=True)
+    engine = built.engine
+    threading.Thread(target=_obey, args=(channel, engine), name="control", daemon=True).start()
+    channel.send(built.ready)
+    engine.run()
+    engine.close()
+
+
+def _connector(spec: StageSpec, edge: StageEdge | None, descriptor: int) -> OmniConnector | None:
+    if edge is None:
+        return None
+    return SharedMemoryConnector(
+        socket.socket(fileno=descriptor),
+        inline_bytes=edge.config.spec.inline_bytes,
+        send_timeout=spec.chunk_timeout_s,
+    )
+
+
+def _obey(channel: Channel, engine: StageEngine) -> None:
+    """Reads commands until told to stop; when the front is gone, ends the process."""
+    commands: Codec[Command] = Codec(Command)
+    while (command := channel.receive(commands)) is not None:
+        match command:
+            case Admit() | Abort():
+                engine.post(command)
+            case Ping():
+                channel.send(_pong(engine))
+            case Shutdown():
+                engine.stop()
+                return
+    os._exit(1)
+
+
+def _pong(engine: StageEngine) -> Pong:
+    load = engine.load()
+    return Pong(
+        step_age_s=engine.step_age_s,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_waiting_for_chunk=load.num_waiting_for_chunk,
+        dropped_chunks=engine.num_dropped_chunks,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""Token ids to text while they come, and where a stop string ends the text.
+
+Byte-level tokens may hold a part of a character, and a stop string may lie across tokens, so text
+is held back while it could still change: until its last character is whole, and while its tail
+could be the beginning of a stop string. What was given out is never taken back, and all pieces
+together are what decoding all ids at once gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+# What a decoder writes for bytes that are not (yet) a whole character.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class TextStream:
+    """The text of one answer. `decode` turns ids into text, special tokens left out."""
+
+    def __init__(self, decode: Decode, stop: tuple[str, ...]) -> None:
+        self._decode = decode
+        self._stop = stop
+        # Ids from here on are decoded again with each new one: a tokenizer may join what it
+        # decodes (a space before a word), so a token alone does not tell its text.
+        self._ids: list[int] = []
+        self._num_read = 0
+        self._held = ""
+        self.stopped = False
+
+    def push(self, token_id: int) -> str:
+        """New text that is certain. After a stop string `stopped` is true and nothing follows."""
+        if self.stopped:
+            return ""
+        self._ids.append(token_id)
+        before = self._decode(self._ids[: self._num_read])
+        now = self._decode(self._ids)
+        if now.endswith(REPLACEMENT) or len(now) <= len(before):
+            return ""
+        # Ids already read stay one step longer as context for the next one.
+        self._ids = self._ids[self._num_read :]
+        self._num_read = len(self._ids)
+        return self._release(now[len(before) :])
+
+    def finish(self) -> str:
+        """What was held back; nothing follows. The bytes of a torn character come out as U+FFFD."""
+        if self.stopped:
+            return ""
+        before = self._decode(self._ids[: self._num_read])
+        rest = self._release(self._decode(self._ids)[len(before) :])
+        if not self.stopped:
+            rest, self._held = rest + self._held, ""
+        return rest
+
+    def _release(self, text: str) -> str:
+        if not self._stop:
+            return text
+        text = self._held + text
+        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        keep = max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` with which `stop` begins."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-length:]):
+            return length
+    return 0
