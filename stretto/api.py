@@ -199,11 +199,17 @@ class Omni:
 
     def generate_all(self, prompts: Sequence[Prompt], **options: Any) -> list[Answer]:
         """The answers of several prompts that run side by side, in their order."""
+        return self.generate_each([(prompt, options) for prompt in prompts])
 
-        async def all_of_them() -> list[Answer]:
-            return await asyncio.gather(*(self._omni.generate(p, **options) for p in prompts))
+    def generate_each(self, requests: Sequence[tuple[Prompt, Mapping[str, Any]]]) -> list[Answer]:
+        """As `generate_all`, each prompt with options of its own."""
 
-        return self._run(all_of_them())
+        async def side_by_side() -> list[Answer]:
+            return await asyncio.gather(
+                *(self._omni.generate(prompt, **options) for prompt, options in requests)
+            )
+
+        return self._run(side_by_side())
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Delta]:
         """The answer as it comes; leaving the loop early aborts the request."""

@@ -9,7 +9,7 @@ then read strictly: an unknown key is refused with its path.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,25 @@ def resolve(*layers: Layer) -> Resolved:
         return Resolved(msgspec.convert(tree, PipelineConfig), sources)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), layers)) from error
+
+
+def effective_values(resolved: Resolved) -> list[tuple[str, Any, str]]:
+    """(dotted path, value, source) of every setting in force, in the order of the structs."""
+    tree = msgspec.to_builtins(resolved.config)
+    for key, identity in (("stages", _stage_name), ("connectors", _edge_name)):
+        tree[key] = {identity(item): item for item in tree[key]}
+    return [
+        (path, value, resolved.sources.get(path, "default")) for path, value in _leaves(tree, "")
+    ]
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(tree, dict) or not tree:
+        yield path, tree
+        return
+    for key, value in tree.items():
+        if key not in ("from_stage", "to_stage"):
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
 
 
 def _parse(text: bytes, source: str) -> Layer:

@@ -10,8 +10,8 @@ This module decides the sizes, the token ids and the spread of the weights. It k
 classes of transformers, and nothing of how stretto runs a model.
 
     cache_dir/
-      qwen3-omni-tiny-v1/            published by a rename: whole, or not there
-      qwen3-omni-tiny-v1.x7c2/       a process at work on the same
+      qwen3-omni-tiny-v2/            published by a rename: whole, or not there
+      qwen3-omni-tiny-v2.x7c2/       a process at work on the same
         checkpoint/
 """
 
@@ -33,7 +33,7 @@ from torch import nn
 from stretto.errors import CheckpointError
 
 # Part of a cached folder's name: raise it with any change that makes other files than before.
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 
 # What `cached_checkpoint` can make: its name, then the architecture and the size.
 CACHED_CHECKPOINTS: dict[str, tuple[str, str]] = {
@@ -628,6 +628,9 @@ def _companion_files(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
             "eos_token_id": token_id["<|im_end|>"],
             "pad_token_id": token_id["<|endoftext|>"],
             "do_sample": False,
+            # It never ends by itself: 100 tokens and 27 s of sound, the load of the benchmarks.
+            "max_new_tokens": 100,
+            "talker_max_new_tokens": 340,
         },
         "preprocessor_config.json": {
             **vision,

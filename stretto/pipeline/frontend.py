@@ -292,8 +292,8 @@ def _generation_defaults(directory: Path) -> Layer:
             elif given.get(f"{prefix}do_sample") is True:
                 sampling.setdefault("temperature", 1.0)
         if sampling:
-            stages[stage] = {"name": stage, "default_sampling": sampling}
-    return Layer(str(path), {"stages": stages} if stages else {})
+            stages[stage] = {"default_sampling": sampling}
+    return Layer(f"{directory.name}/{path.name}", {"stages": stages} if stages else {})
 
 
 def _read_json(path: Path) -> dict[str, Any]:

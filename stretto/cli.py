@@ -1,0 +1,400 @@
+"""The `stretto` command. The only module that reads the environment.
+
+What a person reads goes to the terminal; where a script reads along, the last line of stdout is one
+JSON object. Heavy imports happen inside the commands, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stretto._version import __version__
+from stretto.errors import StrettoError
+
+if TYPE_CHECKING:
+    from stretto.api import Answer, Delta
+
+DESCRIPTION = """\
+Speech-and-text models that speak while they still think.
+
+A MODEL is a local checkpoint directory in Hugging Face layout, or a name:
+  parrot   ships with stretto; says what you write (the default)
+  tiny     random weights of the real architecture, made on first use; for tests
+  small    the same, larger; for measurements
+"""
+
+EPILOG = """\
+examples:
+  stretto say "Computers can learn to speak." -o hello.wav
+  stretto say --model tiny --max-tokens 50 --max-frames 100 "Tell me a story."
+  stretto verify parrot
+  stretto check my-deployment.yaml
+
+environment:
+  STRETTO_CACHE   where made checkpoints are kept (default ~/.cache/stretto)
+"""
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; the process's exit status."""
+    # Nothing is ever downloaded; transformers would ask its hub otherwise.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # It warns of every config key that it leaves to the model's own code.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    options = _parser().parse_args(arguments)
+    level = (
+        logging.DEBUG if options.verbose > 1 else logging.INFO if options.verbose else logging.ERROR
+    )
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        status: int = options.run(options)
+    except StrettoError as error:
+        print(f"stretto: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader has seen enough (`stretto check | head`); nothing more may be written at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stretto",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"stretto {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_say(commands)
+    _add_verify(commands)
+    _add_check(commands)
+    _add_models(commands)
+    return parser
+
+
+def _add_command(
+    commands: Any, name: str, run: Any, *, summary: str, details: str = ""
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.{details}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=run)
+    command.add_argument(
+        "-v", "--verbose", action="count", default=0, help="log to stderr (-vv: every detail)"
+    )
+    return command
+
+
+def _add_deployment(command: argparse.ArgumentParser) -> None:
+    """The options of every command that starts a pipeline."""
+    command.add_argument(
+        "--deploy-config",
+        metavar="FILE",
+        type=Path,
+        help="deployment YAML over the bundled profile",
+    )
+    command.add_argument(
+        "--async-chunk",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="hand chunks on as they come, or one chunk at the end of each stage",
+    )
+
+
+def _cache_dir() -> Path:
+    own = os.environ.get("STRETTO_CACHE")
+    return Path(own) if own else Path.home() / ".cache" / "stretto"
+
+
+# ---- say -----------------------------------------------------------------------------------------
+
+
+def _add_say(commands: Any) -> None:
+    command = _add_command(
+        commands,
+        "say",
+        _say,
+        summary="answer a text, in writing and in sound",
+        details=(
+            "\nThe answer's text appears as it is written, a line below it counts frames and sound;"
+            "\nat the end come the times that matter."
+        ),
+    )
+    command.add_argument("text", metavar="TEXT", help="what to say to the model; - reads stdin")
+    command.add_argument("--model", default="parrot", help="default: %(default)s")
+    command.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the sound as WAV")
+    command.add_argument("--system", metavar="TEXT", help="a system prompt before it")
+    command.add_argument("--speaker", help="a speaker of the checkpoint")
+    command.add_argument("--max-tokens", type=int, metavar="N", help="text tokens at most")
+    command.add_argument("--max-frames", type=int, metavar="N", help="frames at most, 80 ms each")
+    command.add_argument("--temperature", type=float, metavar="T", help="of the text; 0 is greedy")
+    command.add_argument("--talker-temperature", type=float, metavar="T", help="of the speech")
+    command.add_argument("--seed", type=int, metavar="N", help="the same seed, the same answer")
+    command.add_argument(
+        "--initial-codec-chunk-frames", type=int, metavar="N", help="frames of the first chunk"
+    )
+    command.add_argument("--inline", action="store_true", help="all stages in this process")
+    command.add_argument("--json", action="store_true", help="end with one JSON line of figures")
+    _add_deployment(command)
+
+
+def _say(options: argparse.Namespace) -> int:
+    from stretto.api import Omni, collect
+
+    text = sys.stdin.read() if options.text == "-" else options.text
+    prompt = [{"role": "user", "content": text}]
+    if options.system is not None:
+        prompt.insert(0, {"role": "system", "content": options.system})
+    with _loading(options.model):
+        omni = Omni(
+            options.model,
+            deploy_config=options.deploy_config,
+            async_chunk=options.async_chunk,
+            inline=options.inline,
+            cache_dir=_cache_dir(),
+        )
+    with omni:
+        events = omni.stream(
+            prompt,
+            speaker=options.speaker,
+            sampling=_given(
+                temperature=options.temperature, max_tokens=options.max_tokens, seed=options.seed
+            ),
+            talker_sampling=_given(
+                temperature=options.talker_temperature, max_tokens=options.max_frames
+            ),
+            initial_codec_chunk_frames=options.initial_codec_chunk_frames,
+        )
+        answer = collect(list(_shown_live(events)))
+    _print_figures(answer)
+    if options.output is not None:
+        answer.save_wav(options.output)
+        print(f"wrote {options.output}")
+    if options.json:
+        print(_figures_json(answer))
+    return 0
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """The values that were given on the command line."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@contextmanager
+def _loading(model: str) -> Iterator[None]:
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"loading {model} ..."):
+        yield
+
+
+def _shown_live(events: Iterator[Delta]) -> Iterator[Delta]:
+    """Passes events on and shows them: the text as it grows, and how much sound there is."""
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from stretto.events import AudioDelta, TextDelta
+
+    console = Console()
+    text, num_frames, sound_s = Text(), 0, 0.0
+    if not console.is_terminal:
+        yield from _printed(events)
+        return
+    with Live(console=console, refresh_per_second=12) as live:
+        for event in events:
+            if isinstance(event, TextDelta):
+                text.append(event.text)
+            elif isinstance(event, AudioDelta):
+                num_frames += event.num_frames
+                sound_s += len(event.samples) / event.sample_rate
+            status = Text(f"\u266a {num_frames} frames, {sound_s:.1f} s of sound", style="dim")
+            live.update(Group(text, status))
+            yield event
+
+
+def _printed(events: Iterator[Delta]) -> Iterator[Delta]:
+    """Passes events on and writes the text, for readers that are no terminal."""
+    from stretto.events import TextDelta
+
+    for event in events:
+        if isinstance(event, TextDelta):
+            print(event.text, end="", flush=True)
+        yield event
+    print()
+
+
+def _print_figures(answer: Answer) -> None:
+    timings, usage = answer.timings, answer.usage
+    print(
+        f"TTFT {_ms(timings.ttft_s)}   TTFP {_ms(timings.ttfp_s)}   "
+        f"RTF {'-' if timings.rtf is None else f'{timings.rtf:.3f}'}   E2E {timings.e2e_s:.2f} s"
+    )
+    print(
+        f"{usage.prompt_tokens} prompt tokens, {usage.text_tokens} text tokens, "
+        f"{usage.audio_tokens} frames, {answer.duration_s:.2f} s of sound; "
+        f"ended by {answer.finish_reason}"
+    )
+
+
+def _figures_json(answer: Answer) -> str:
+    import hashlib
+
+    import msgspec
+
+    from stretto.audio import pcm16
+
+    figures = {
+        **msgspec.structs.asdict(answer.timings),
+        **msgspec.structs.asdict(answer.usage),
+        "finish_reason": answer.finish_reason,
+        "duration_s": answer.duration_s,
+        "text": answer.text,
+        "pcm_sha256": hashlib.sha256(pcm16(answer.audio)).hexdigest(),
+    }
+    return msgspec.json.encode(figures).decode()
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.0f} ms"
+
+
+# ---- verify --------------------------------------------------------------------------------------
+
+
+def _add_verify(commands: Any) -> None:
+    command = _add_command(
+        commands,
+        "verify",
+        _verify,
+        summary="compare every mode with transformers' generate on a checkpoint",
+        details=(
+            "\nInline and process stages, async_chunk on and off, codec chunks of 1, 3 and 25"
+            "\nframes, 1 and 4 requests at once, greedy, in float32 on the CPU. Text and codes must"
+            "\nbe equal, samples equal in number and within 1e-4. The last line of stdout is one"
+            "\nJSON object; the exit status is 1 if anything differs."
+        ),
+    )
+    command.add_argument("model", metavar="MODEL", nargs="?", default="parrot")
+
+
+def _verify(options: argparse.Namespace) -> int:
+    import msgspec
+    from rich.console import Console
+    from rich.table import Table
+
+    from stretto.verify import CaseResult, summarize, verify
+
+    console = Console()
+    table = Table("question", "mode", "at once", "text", "codes", "samples", "audio max |diff|")
+    with console.status("starting ...") as status:
+
+        def note(result: CaseResult) -> None:
+            status.update(f"{len(table.rows) + 1} cases, last: {result.label}")
+            table.add_row(
+                result.question,
+                result.mode.label,
+                str(result.concurrency),
+                *(
+                    "equal" if equal else "[red]differ[/red]"
+                    for equal in (result.text_equal, result.codes_equal, result.samples_equal)
+                ),
+                f"{result.audio_max_abs_diff:.1e}",
+            )
+
+        results = verify(options.model, cache_dir=_cache_dir(), on_result=note)
+    console.print(table)
+    summary = summarize(results)
+    print(msgspec.json.encode(summary).decode())
+    return EXIT_FAILED if summary.failed else 0
+
+
+# ---- check ---------------------------------------------------------------------------------------
+
+
+def _add_check(commands: Any) -> None:
+    command = _add_command(
+        commands,
+        "check",
+        _check,
+        summary="read a deployment file and print the settings in force",
+        details="\nEach value is shown with the place it comes from. Nothing is started.",
+    )
+    command.add_argument(
+        "config", metavar="CONFIG", nargs="?", type=Path, help="deployment YAML; none: the profile"
+    )
+    command.add_argument("--model", default="parrot", help="default: %(default)s")
+
+
+def _check(options: argparse.Namespace) -> int:
+    from stretto.config.resolve import effective_values
+    from stretto.pipeline.frontend import open_model
+
+    model = open_model(
+        options.model, cache_dir=_cache_dir(), deploy_config=options.config, flags={}
+    )
+    values = effective_values(model.resolved)
+    widths = [max(len(str(row[column])) for row in values) for column in (0, 1)]
+    for path, value, source in values:
+        print(f"{path:{widths[0]}}  {value!s:{widths[1]}}  {source}")
+    return 0
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+def _add_models(commands: Any) -> None:
+    command = _add_command(
+        commands, "models", _models, summary="make checkpoints, see what is there"
+    )
+    actions = command.add_subparsers(metavar="ACTION")
+    make = actions.add_parser(
+        "make", help="write a random-weight checkpoint of a real architecture"
+    )
+    make.set_defaults(run=_models_make)
+    make.add_argument("-v", "--verbose", action="count", default=0, help=argparse.SUPPRESS)
+    make.add_argument("directory", metavar="DIR", type=Path, help="an empty or new directory")
+    make.add_argument("--arch", default="qwen3-omni", help="default: %(default)s")
+    make.add_argument("--size", default="tiny", help="tiny or small; default: %(default)s")
+    make.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+
+
+def _models(options: argparse.Namespace) -> int:
+    from stretto.models.tiny import CACHED_CHECKPOINTS
+
+    print("parrot   ships with stretto")
+    for name in CACHED_CHECKPOINTS:
+        print(f"{name:8} random weights, made on first use in {_cache_dir()}")
+    return 0
+
+
+def _models_make(options: argparse.Namespace) -> int:
+    from stretto.models.tiny import make_checkpoint
+
+    make_checkpoint(options.directory, arch=options.arch, size=options.size, seed=options.seed)
+    print(f"wrote {options.directory}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
