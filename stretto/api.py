@@ -74,12 +74,14 @@ class AsyncOmni:
         async_chunk: bool | None = None,
         inline: bool = False,
         flags: Mapping[str, Any] | None = None,
+        trace: Path | str | None = None,
         cache_dir: Path | str = DEFAULT_CACHE,
     ) -> None:
         """`model` is a checkpoint directory, or `parrot`, `tiny` or `small`.
 
         `inline` runs all stages in the event loop's thread. `flags` are settings as in a
-        deployment file (stages and connectors by name), over all others.
+        deployment file (stages and connectors by name), over all others. `trace` is a file that
+        gets a Chrome trace at the end.
 
         Raises:
             CheckpointError, ConfigError: before anything is started.
@@ -95,6 +97,7 @@ class AsyncOmni:
             flags=settings,
         )
         self._inline = inline
+        self._trace = None if trace is None else Path(trace)
         self._frontend: Frontend | None = None
         self._pipeline: Pipeline | None = None
 
@@ -112,6 +115,7 @@ class AsyncOmni:
             tokenizer_file=self._frontend.tokenizer_file,
             context_lengths=self._frontend.context_lengths,
             inline=self._inline,
+            trace=self._trace,
         )
         await self._pipeline.start()
 

@@ -114,6 +114,12 @@ def _add_deployment(command: argparse.ArgumentParser) -> None:
         help="deployment YAML over the bundled profile",
     )
     command.add_argument(
+        "--trace",
+        metavar="FILE",
+        type=Path,
+        help="write a Chrome trace (ui.perfetto.dev) at the end",
+    )
+    command.add_argument(
         "--async-chunk",
         action=argparse.BooleanOptionalAction,
         default=None,
@@ -171,6 +177,7 @@ def _say(options: argparse.Namespace) -> int:
             deploy_config=options.deploy_config,
             async_chunk=options.async_chunk,
             inline=options.inline,
+            trace=options.trace,
             cache_dir=_cache_dir(),
         )
     with omni:

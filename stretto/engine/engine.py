@@ -21,6 +21,7 @@ from stretto.engine.scheduler import Scheduler, SchedulerLoad
 from stretto.events import Abort, Aborted, Admit, StageErred
 from stretto.payloads import Chunk
 from stretto.request import StageRequest
+from stretto.trace import Tracer
 from stretto.transfer.adapter import ChunkTransferAdapter, TransferError
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class StageEngine:
         adapter: ChunkTransferAdapter,
         materializer: Materializer,
         wake: threading.Event,
+        tracer: Tracer,
         has_upstream: bool,
     ) -> None:
         """`wake` is set by whoever brings something for the loop."""
@@ -46,6 +48,9 @@ class StageEngine:
         self._adapter = adapter
         self._materializer = materializer
         self._wake = wake
+        self._tracer = tracer
+        # Whether the loop has waited for work since its last step.
+        self._waited = True
         self._has_upstream = has_upstream
         self._commands: queue.SimpleQueue[Admit | Abort | str] = queue.SimpleQueue()
         self._stopping = False
@@ -92,11 +97,15 @@ class StageEngine:
             self._release([result.request_id for result in void])
         batch = self._scheduler.schedule()
         if batch is None:
+            self._waited = True
             return bool(void)
-        self.step_began_s = time.monotonic()
+        began_ns = time.monotonic_ns()
+        self.step_began_s = began_ns / 1e9
         pending = self._runner.execute(batch)
         token_ids = pending.sampled()
         step_s = time.monotonic() - self.step_began_s
+        self._tracer.span("step", began_ns, after_wait=self._waited, **batch.sizes())
+        self._waited = False
         results = self._scheduler.update(batch, token_ids, step_s)
         self._materializer.submit(pending, results)
         self._release([r.request_id for r in results if r.finish_reason is not None])
@@ -107,6 +116,7 @@ class StageEngine:
         """Ends the threads around the loop; nothing may be posted after it."""
         self._materializer.close()
         self._adapter.close()
+        self._tracer.close()
 
     def load(self) -> SchedulerLoad:
         return self._scheduler.load()

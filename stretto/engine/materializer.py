@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -24,6 +25,7 @@ from stretto.engine.scheduler import StepResult
 from stretto.events import AudioOut, Report, StageErred, StageFinished, TextOut
 from stretto.payloads import Chunk, SpeechStep, StageStep, TextStep
 from stretto.request import StageRequest
+from stretto.trace import Tracer
 from stretto.transfer.adapter import ChunkTransferAdapter
 
 log = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class Materializer:
         adapter: ChunkTransferAdapter,
         publish: Callable[[Report], None],
         on_error: Callable[[str], None],
+        tracer: Tracer,
         threaded: bool,
     ) -> None:
         """`on_error(request_id)` tells the engine to let go of a request that failed in here."""
@@ -81,6 +84,7 @@ class Materializer:
         self._adapter = adapter
         self._publish = publish
         self._on_error = on_error
+        self._tracer = tracer
         self._outlets: dict[str, _Outlet] = {}
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -132,6 +136,7 @@ class Materializer:
             case _Open(ticket=ticket):
                 self._guarded(ticket.request_id, lambda: self._open_outlet(ticket))
             case _Step(pending=pending, results=results):
+                began_ns = time.monotonic_ns()
                 done = Materialized() if pending is None else pending.materialize()
                 for result in results:
                     outlet = self._outlets.get(result.request_id)
@@ -140,6 +145,7 @@ class Materializer:
                             result.request_id,
                             lambda o=outlet, r=result: self._deliver(o, r, done),  # type: ignore[misc]
                         )
+                self._tracer.span("materialize", began_ns, requests=len(results))
             case _Drop(request_id=request_id, report=report):
                 self._outlets.pop(request_id, None)
                 self._publish(report)

@@ -54,10 +54,20 @@ class ARBatch(msgspec.Struct, frozen=True):
     admitted: tuple[Admission, ...]
     items: tuple[ScheduledRows, ...]
 
+    def sizes(self) -> dict[str, int]:
+        """For traces."""
+        prompt_rows = sum(item.num_prompt_rows for item in self.items)
+        return {"requests": len(self.items), "prompt_rows": prompt_rows}
+
 
 class GenerationBatch(msgspec.Struct, frozen=True):
     admitted: tuple[Admission, ...]
     items: tuple[ScheduledFrames, ...]
+
+    def sizes(self) -> dict[str, int]:
+        """For traces."""
+        frames = sum(len(item.frames) for item in self.items)
+        return {"requests": len(self.items), "frames": frames}
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -39,6 +39,7 @@ from stretto.models.qwen3_omni.thinker import Thinker
 from stretto.models.weights import Checkpoint
 from stretto.request import StageRequest
 from stretto.text import Decode, TextStream
+from stretto.trace import Tracer
 from stretto.transfer.adapter import ChunkTransferAdapter, Edge
 from stretto.transfer.connector import OmniConnector
 
@@ -72,6 +73,8 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     # A `tokenizer.json`, for a stage that writes text.
     tokenizer_file: str
+    # Where the stage leaves its part of a trace; None: no trace.
+    trace_part: str | None = None
     upstream: StageEdge | None = None
     downstream: StageEdge | None = None
 
@@ -106,11 +109,14 @@ def build_stage(
     builder = _Builder(spec)
     scheduler, runner, kind = builder.build()
     wake = threading.Event()
+    part = None if spec.trace_part is None else Path(spec.trace_part)
+    tracer = Tracer(spec.config.name, part)
     adapter = ChunkTransferAdapter(
         inbound=_end(spec.upstream, connectors.upstream),
         outbound=_end(spec.downstream, connectors.downstream),
         chunk_timeout_s=spec.chunk_timeout_s,
         wake=wake.set,
+        tracer=tracer,
         threaded=threaded,
     )
     # The materializer is made before the engine that it reports errors to.
@@ -122,6 +128,7 @@ def build_stage(
         adapter=adapter,
         publish=publish,
         on_error=lambda request_id: engine[0].post_error(request_id),
+        tracer=tracer,
         threaded=threaded,
     )
     engine.append(
@@ -131,6 +138,7 @@ def build_stage(
             adapter=adapter,
             materializer=materializer,
             wake=wake,
+            tracer=tracer,
             has_upstream=spec.upstream is not None,
         )
     )

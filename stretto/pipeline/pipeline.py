@@ -15,6 +15,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -43,6 +44,7 @@ from stretto.events import (
     StageErred,
     StageFinished,
     StageReady,
+    StageWork,
     TextDelta,
     TextOut,
     Timings,
@@ -52,12 +54,15 @@ from stretto.models.qwen3_omni.spec import OmniSpec
 from stretto.pipeline.assembly import Connectors, StageEdge, StageSpec, build_stage
 from stretto.pipeline.stage import InlineStage, Stage, StageProcess
 from stretto.request import SamplingParams, SpeechOptions, StageRequest
+from stretto.trace import Tracer, merge_parts, part_file
 from stretto.transfer.memory_connector import MemoryConnector
 from stretto.transfer.shm_connector import socket_pair
 
 log = logging.getLogger(__name__)
 
 SAMPLE_RATE = 24000
+# The front's own name in traces.
+FRONT = "front"
 # The request that runs through all stages before the pipeline is ready.
 WARM_UP_TOKENS = 3
 WARM_UP_FRAMES = 3
@@ -122,7 +127,7 @@ class _Live:
         self.handle = handle
         self.unfinished = set(stages)
         self.finished: dict[str, StageFinished] = {}
-        self.began_s = time.monotonic()
+        self.began_ns = time.monotonic_ns()
         self.first_text_s: float | None = None
         self.first_audio_s: float | None = None
         self.last_audio_s: float | None = None
@@ -131,7 +136,7 @@ class _Live:
         self.num_samples = 0
 
     def elapsed(self) -> float:
-        return time.monotonic() - self.began_s
+        return (time.monotonic_ns() - self.began_ns) / 1e9
 
 
 class Pipeline:
@@ -146,8 +151,12 @@ class Pipeline:
         tokenizer_file: str,
         context_lengths: Mapping[str, int],
         inline: bool = False,
+        trace: Path | None = None,
     ) -> None:
-        """`context_lengths` are the positions per request of each autoregressive stage."""
+        """`context_lengths` are the positions per request of each autoregressive stage.
+
+        `trace` is a file that gets a Chrome trace of everything when the pipeline is closed.
+        """
         self.config = config
         self._omni = omni
         self._inline = inline
@@ -158,12 +167,15 @@ class Pipeline:
         self._ready: dict[str, StageReady] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._trace = trace
+        self._tracer = Tracer(FRONT, None if trace is None else part_file(trace, FRONT))
         specs = _stage_specs(
             config,
             omni,
             model_dir=model_dir,
             tokenizer_file=tokenizer_file,
             context_lengths=context_lengths,
+            trace=trace,
         )
         self._stages = self._inline_stages(specs) if inline else self._process_stages(specs)
 
@@ -234,10 +246,15 @@ class Pipeline:
 
     async def close(self) -> None:
         """Fails what is still in flight, ends all stages. May be called twice."""
+        if self._closed:
+            return
         self._closed = True
         for live in list(self._live.values()):
             self._fail(live, PipelineClosed("the pipeline was closed"))
         await asyncio.gather(*(stage.close() for stage in self._stages))
+        self._tracer.close()
+        if self._trace is not None:
+            merge_parts(self._trace, [FRONT, *(stage.name for stage in self._stages)])
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -338,11 +355,18 @@ class Pipeline:
         match report:
             case TextOut():
                 live.num_text_tokens += len(report.token_ids)
+                self._tracer.span("text", time.monotonic_ns(), request=live.handle.request_id)
                 if live.first_text_s is None:
                     live.first_text_s = live.elapsed()
                 live.handle.put(TextDelta(report.text, report.token_ids))
             case AudioOut():
                 live.num_frames += report.num_frames
+                self._tracer.span(
+                    "audio",
+                    time.monotonic_ns(),
+                    request=live.handle.request_id,
+                    frames=report.num_frames,
+                )
                 live.num_samples += len(report.samples)
                 live.last_audio_s = live.elapsed()
                 if live.first_audio_s is None:
@@ -380,6 +404,11 @@ class Pipeline:
                 e2e_s=live.elapsed(),
                 rtf=live.last_audio_s / duration_s if live.last_audio_s is not None else None,
             ),
+            stages=tuple(
+                StageWork(stage.name, done.num_units, done.queue_s, done.busy_s)
+                for stage in self._stages
+                if (done := live.finished.get(stage.name)) is not None
+            ),
         )
         log.info(
             "%s finished (%s): %d text tokens, %d frames, first audio %s s, rtf %s",
@@ -390,6 +419,7 @@ class Pipeline:
             _shown(finished.timings.ttfp_s),
             _shown(finished.timings.rtf),
         )
+        self._tracer.span("request", live.began_ns, request=live.handle.request_id)
         live.handle.put(finished)
 
     def _fail(self, live: _Live, error: RequestFailed) -> None:
@@ -561,6 +591,7 @@ def _stage_specs(
     model_dir: str,
     tokenizer_file: str,
     context_lengths: Mapping[str, int],
+    trace: Path | None,
 ) -> list[StageSpec]:
     edges = [
         StageEdge(edge, config.stages[index].model, config.stages[index + 1].model, index)
@@ -577,6 +608,7 @@ def _stage_specs(
             chunk_timeout_s=config.chunk_timeout_s,
             max_model_len=context_lengths[stage.name],
             tokenizer_file=tokenizer_file,
+            trace_part=None if trace is None else str(part_file(trace, stage.name)),
             upstream=edges[index - 1] if index > 0 else None,
             downstream=edges[index] if index < len(edges) else None,
         )

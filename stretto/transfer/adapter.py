@@ -21,6 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from stretto.payloads import Chunk
+from stretto.trace import Tracer
 from stretto.transfer.connector import ConnectorClosed, OmniConnector, chunk_key, request_of
 from stretto.wire import Codec
 
@@ -91,6 +92,7 @@ class ChunkTransferAdapter(TransferAdapter):
         outbound: tuple[Edge, OmniConnector] | None,
         chunk_timeout_s: float,
         wake: Callable[[], None],
+        tracer: Tracer,
         threaded: bool,
     ) -> None:
         super().__init__()
@@ -98,6 +100,7 @@ class ChunkTransferAdapter(TransferAdapter):
         self._outbound = outbound
         self._chunk_timeout_s = chunk_timeout_s
         self._wake = wake
+        self._tracer = tracer
         self._threaded = threaded
         self._codec: Codec[Chunk] = Codec(Chunk)
         self._streams: dict[str, InboundStream] = {}
@@ -229,12 +232,14 @@ class ChunkTransferAdapter(TransferAdapter):
         key = connector.wait(timeout)
         if key is None:
             return False
+        began_ns = time.monotonic_ns()
         data = connector.get(edge.from_stage, edge.to_stage, key, timeout=POLL_S)
         try:
             self._received.put(self._codec.decode(data))
         except (msgspec.MsgspecError, ValueError) as error:
             message = f"chunk {key} cannot be read: {error}"
             self._received.put(TransferError(request_of(key), edge.label, message))
+        self._tracer.span("get", began_ns, key=key, bytes=len(data))
         return True
 
     def _save_loop(self) -> None:
@@ -245,8 +250,10 @@ class ChunkTransferAdapter(TransferAdapter):
         assert self._outbound is not None
         edge, connector = self._outbound
         key = chunk_key(chunk.request_id, edge.from_id, chunk.index)
+        began_ns = time.monotonic_ns()
         try:
-            connector.put(edge.from_stage, edge.to_stage, key, self._codec.encode(chunk))
+            size = connector.put(edge.from_stage, edge.to_stage, key, self._codec.encode(chunk))
+            self._tracer.span("put", began_ns, key=key, bytes=size)
         except (ConnectorClosed, TimeoutError, OSError) as error:
             message = f"chunk {chunk.index} was not sent: {error}"
             self._unsendable.put(TransferError(chunk.request_id, edge.label, message))
