@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stretto.models.decoder import DenseMLP, rotate
+from stretto.models.decoder import DenseMLP, Norm, transposed
 from stretto.models.weights import ParameterSource
 
 # transformers' SnakeBeta adds this to the magnitude before it divides by it.
@@ -141,10 +141,12 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Layer:
-    attn_norm: Tensor
+    """Projections are [in, out], as in the decoder."""
+
+    attn_norm: Norm
     qkv: Tensor
     out: Tensor
-    mlp_norm: Tensor
+    mlp_norm: Norm
     mlp: DenseMLP
 
 
@@ -163,7 +165,8 @@ class Code2Wav:
             self._load_layer(source, f"{prefix}.pre_transformer.layers.{index}")
             for index in range(config.num_layers)
         ]
-        self._norm = source.take(f"{prefix}.pre_transformer.norm.weight", hidden)
+        norm = source.take(f"{prefix}.pre_transformer.norm.weight", hidden)
+        self._norm = Norm(norm, config.rms_norm_eps)
         self._upsamples = [
             (
                 self._load_upsample(source, f"{prefix}.upsample.{i}.0", hidden, hidden, ratio, 1),
@@ -238,9 +241,8 @@ class Code2Wav:
         window, heads, head_dim = config.sliding_window - 1, config.num_heads, config.head_dim
         done = torch.tensor([state.num_frames for state in feed.states], device=x.device)
         angles = (done[:, None] + torch.arange(frames, device=x.device))[..., None] * self._inv_freq
-        cos, sin = angles.cos(), angles.sin()
-        cos = torch.cat((cos, cos), -1)[:, :, None].to(x.dtype)
-        sin = torch.cat((-sin, sin), -1)[:, :, None].to(x.dtype)
+        cos = angles.cos()[:, :, None].to(x.dtype)
+        sin = angles.sin()[:, :, None].to(x.dtype)
         # Keys are the window and then the new frames; query i stands at key window + i.
         key = torch.arange(window + frames, device=x.device)
         query = torch.arange(frames, device=x.device)[:, None] + window
@@ -249,21 +251,21 @@ class Code2Wav:
         mask = (in_window[None] & filled[:, None])[:, None]
         past = feed.stack([state.kv for state in feed.states])
         kept: list[list[Tensor]] = [[] for _ in feed.states]
+        x = x.reshape(rows * frames, hidden)
         for index, layer in enumerate(self._layers):
-            normed = F.rms_norm(x, (hidden,), layer.attn_norm, config.rms_norm_eps)
-            qkv = F.linear(normed, layer.qkv).view(rows, frames, 3, heads, head_dim)
+            qkv = torch.mm(layer.attn_norm(x), layer.qkv).view(rows, frames, 3, heads, head_dim)
             q, k, v = qkv.unbind(2)
-            q = rotate(q, cos, sin).transpose(1, 2)
-            new = torch.stack((rotate(k, cos, sin).transpose(1, 2), v.transpose(1, 2)), 1)
+            q = _rotated(q, cos, sin).transpose(1, 2)
+            new = torch.stack((_rotated(k, cos, sin).transpose(1, 2), v.transpose(1, 2)), 1)
             kv = torch.cat((past[:, index], new), 3)
             attended = F.scaled_dot_product_attention(q, kv[:, 0], kv[:, 1], attn_mask=mask)
-            x = x + F.linear(attended.transpose(1, 2).reshape(rows, frames, -1), layer.out)
-            x = x + layer.mlp(F.rms_norm(x, (hidden,), layer.mlp_norm, config.rms_norm_eps))
+            x = torch.addmm(x, attended.transpose(1, 2).reshape(rows * frames, -1), layer.out)
+            x = layer.mlp.added_to(x, layer.mlp_norm(x))
             for row, length in enumerate(feed.lengths):
                 kept[row].append(kv[row, :, :, length : length + window])
         for state, layers in zip(feed.states, kept, strict=True):
             state.kv = torch.stack(layers)
-        return F.rms_norm(x, (hidden,), self._norm, config.rms_norm_eps)
+        return self._norm(x).view(rows, frames, hidden)
 
     def _run_conv(self, conv: _Conv, x: Tensor, feed: _Feed) -> Tensor:
         if conv.tail is not None:
@@ -301,12 +303,15 @@ class Code2Wav:
         down = source.take(f"{mlp}.down_proj.weight", hidden, config.intermediate_size)
         attn_scale = source.take(f"{prefix}.self_attn_layer_scale.scale", hidden)
         mlp_scale = source.take(f"{prefix}.mlp_layer_scale.scale", hidden)
+        eps = config.rms_norm_eps
         return _Layer(
-            attn_norm=source.take(f"{prefix}.input_layernorm.weight", hidden),
-            qkv=torch.cat(qkv),
-            out=out * attn_scale[:, None],
-            mlp_norm=source.take(f"{prefix}.post_attention_layernorm.weight", hidden),
-            mlp=DenseMLP(gate_up=torch.cat(gate_up), down=down * mlp_scale[:, None]),
+            attn_norm=Norm(source.take(f"{prefix}.input_layernorm.weight", hidden), eps),
+            qkv=transposed(torch.cat(qkv)),
+            out=transposed(out * attn_scale[:, None]),
+            mlp_norm=Norm(source.take(f"{prefix}.post_attention_layernorm.weight", hidden), eps),
+            mlp=DenseMLP(
+                gate_up=transposed(torch.cat(gate_up)), down=transposed(down * mlp_scale[:, None])
+            ),
         )
 
     def _load_conv(
@@ -397,6 +402,12 @@ class Code2Wav:
     def _new_tail(self, channels: int, length: int) -> int:
         self._tail_shapes.append((channels, length))
         return len(self._tail_shapes) - 1
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [..., D] by cos and sin of half that size."""
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 class _Feed:

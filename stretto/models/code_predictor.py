@@ -19,7 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stretto.models.decoder import DecoderConfig, DenseMLP, Layer, Rotary, load_layer, rotate
+from stretto.models.decoder import (
+    DecoderConfig,
+    DenseMLP,
+    Layer,
+    Norm,
+    Rotary,
+    load_layer,
+    transposed,
+    turn,
+    unit_pair,
+)
 from stretto.models.weights import ParameterSource
 
 # Picks ids [rows] from logits [rows, V] for residual step 0, 1, ...
@@ -46,25 +56,25 @@ class CodePredictor:
             load_layer(source, f"{prefix}.model.layers.{index}", config)
             for index in range(config.num_layers)
         ]
-        self._norm = source.take(f"{prefix}.model.norm.weight", hidden)
+        norm = source.take(f"{prefix}.model.norm.weight", hidden)
+        self._norm = Norm(norm, config.rms_norm_eps)
         residual = range(num_codebooks - 1)
         self._embeddings = [
             source.take(f"{prefix}.model.codec_embedding.{index}.weight", codebook_size, hidden)
             for index in residual
         ]
         self._heads = [
-            source.take(f"{prefix}.lm_head.{index}.weight", codebook_size, hidden)
+            transposed(source.take(f"{prefix}.lm_head.{index}.weight", codebook_size, hidden))
             for index in residual
         ]
-        dtype, device = self._norm.dtype, self._norm.device
         rotary = Rotary(
             theta=config.rope_theta,
             head_dim=config.head_dim,
             positions=num_codebooks + 1,
-            dtype=dtype,
-            device=device,
+            dtype=norm.dtype,
+            device=norm.device,
         )
-        self._cos, self._sin = rotary.cos[:, None], rotary.sin[:, None]
+        self._turns = [_Turn(layer, rotary) for layer in self._layers]
         shape = (
             config.num_layers,
             max_rows,
@@ -72,8 +82,9 @@ class CodePredictor:
             num_codebooks + 1,
             config.head_dim,
         )
-        self._keys = torch.zeros(shape, dtype=dtype, device=device)
-        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._keys = torch.zeros(shape, dtype=norm.dtype, device=norm.device)
+        self._values = torch.zeros(shape, dtype=norm.dtype, device=norm.device)
+        self._views: dict[int, list[list[_View]]] = {}
 
     def generate(
         self, hidden: Tensor, first_embedding: Tensor, pick: Pick
@@ -82,55 +93,96 @@ class CodePredictor:
 
         `hidden` is the Talker's normed output, `first_embedding` that of code 0; [rows, H] each.
         """
-        rows = hidden.shape[0]
-        x = torch.stack((hidden, first_embedding), 1)
-        for index, layer in enumerate(self._layers):
-            x = self._run_layer(index, layer, x, 0)
-        x = x[:, 1:]
+        rows, size = hidden.shape
+        views = self._views_of(rows)
+        x = torch.stack((hidden, first_embedding), 1).view(2 * rows, size)
+        for layer, turns, view in zip(self._layers, self._turns, views, strict=True):
+            x = self._run_first(layer, turns, x, view[1])
+        x = x.view(rows, 2, size)[:, 1]
         total = first_embedding
         codes = []
-        for step, head in enumerate(self._heads):
-            normed = F.rms_norm(
-                x.view(rows, -1), (x.shape[-1],), self._norm, self.config.rms_norm_eps
-            )
-            code = pick(F.linear(normed, head), step)
+        last = len(self._heads) - 1
+        for step, (head, embeddings) in enumerate(zip(self._heads, self._embeddings, strict=True)):
+            code = pick(torch.mm(self._norm(x), head), step)
             codes.append(code)
-            embedding = F.embedding(code, self._embeddings[step])
-            total = total + embedding
-            if step < len(self._heads) - 1:
-                x = embedding[:, None]
-                for index, layer in enumerate(self._layers):
-                    x = self._run_layer(index, layer, x, step + 2)
+            x = F.embedding(code, embeddings)
+            total = total + x
+            if step < last:
+                for layer, turns, view in zip(self._layers, self._turns, views, strict=True):
+                    x = self._run(layer, turns, x, step + 2, view[step + 2])
         return torch.stack(codes, 1), total
 
-    def _run_layer(self, index: int, layer: Layer, x: Tensor, start: int) -> Tensor:
-        """x [rows, n, H] at positions start .. start + n - 1; n is 2 at the start, then 1."""
-        config = self.config
-        rows, length, hidden = x.shape
+    def _run(self, layer: Layer, turns: _Turn, x: Tensor, position: int, view: _View) -> Tensor:
+        """One layer over one position of every row; x [rows, H]."""
+        config, weights = self.config, layer.attention
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        weights, eps = layer.attention, config.rms_norm_eps
-        end = start + length
-        qkv = F.linear(F.rms_norm(x, (hidden,), weights.norm, eps), weights.qkv)
-        qkv = qkv.view(rows, length, heads + 2 * kv_heads, head_dim)
-        qk = F.rms_norm(qkv[:, :, : heads + kv_heads], (head_dim,), None, eps) * weights.qk_norm
-        qk = rotate(qk, self._cos[start:end], self._sin[start:end])
-        keys, values = self._keys[index, :rows], self._values[index, :rows]
-        keys[:, :, start:end] = qk[:, :, heads:].transpose(1, 2)
-        values[:, :, start:end] = qkv[:, :, heads + kv_heads :].transpose(1, 2)
-        if length == 1:
-            # As in the decoder: a group's query heads stand where query positions would.
-            query = qk[:, 0, :heads].view(rows, kv_heads, config.group_size, head_dim)
-            out = F.scaled_dot_product_attention(query, keys[:, :, :end], values[:, :, :end])
-            attended = out.reshape(rows, 1, -1)
-        else:
-            out = F.scaled_dot_product_attention(
-                qk[:, :, :heads].transpose(1, 2),
-                keys[:, :, :end],
-                values[:, :, :end],
-                is_causal=True,
-                enable_gqa=config.group_size > 1,
-            )
-            attended = out.transpose(1, 2).reshape(rows, length, -1)
-        x = x + F.linear(attended, weights.out)
-        assert isinstance(layer.mlp, DenseMLP)
-        return x + layer.mlp(F.rms_norm(x, (hidden,), layer.mlp_norm, eps))
+        rows = x.shape[0]
+        qkv = torch.mm(weights.norm(x), weights.qkv).view(rows, heads + 2 * kv_heads, head_dim)
+        pair = unit_pair(qkv[:, : heads + kv_heads], config.rms_norm_eps)
+        qk = turn(pair, turns.cos[position], turns.minus_sin[position])
+        view.key.copy_(qk[:, heads:])
+        view.value.copy_(qkv[:, heads + kv_heads :])
+        # As in the decoder: a group's query heads stand where query positions would.
+        query = qk[:, :heads].view(rows, kv_heads, config.group_size, head_dim)
+        attended = F.scaled_dot_product_attention(query, view.keys, view.values)
+        return _finish(layer, x, attended.reshape(rows, heads * head_dim))
+
+    def _run_first(self, layer: Layer, turns: _Turn, x: Tensor, view: _View) -> Tensor:
+        """One layer over the first two positions of every row; x [rows * 2, H]."""
+        config, weights = self.config, layer.attention
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        qkv = torch.mm(weights.norm(x), weights.qkv).view(-1, 2, heads + 2 * kv_heads, head_dim)
+        pair = unit_pair(qkv[:, :, : heads + kv_heads], config.rms_norm_eps)
+        qk = turn(pair, turns.first_cos, turns.first_minus_sin)
+        view.keys.copy_(qk[:, :, heads:].transpose(1, 2))
+        view.values.copy_(qkv[:, :, heads + kv_heads :].transpose(1, 2))
+        attended = F.scaled_dot_product_attention(
+            qk[:, :, :heads].transpose(1, 2),
+            view.keys,
+            view.values,
+            is_causal=True,
+            enable_gqa=config.group_size > 1,
+        )
+        return _finish(layer, x, attended.transpose(1, 2).reshape(-1, heads * head_dim))
+
+    def _views_of(self, rows: int) -> list[list[_View]]:
+        """The cache's views for a batch of `rows`, by layer and position; made once."""
+        if rows not in self._views:
+            self._views[rows] = [
+                [
+                    _View(keys[:rows], values[:rows], position)
+                    for position in range(self.num_codebooks + 1)
+                ]
+                for keys, values in zip(self._keys, self._values, strict=True)
+            ]
+        return self._views[rows]
+
+
+class _Turn:
+    """Rotary tables of one layer with the weight of its heads' norm folded in.
+
+    By position, [heads + kv_heads, D] each; positions are the same few in every frame.
+    """
+
+    def __init__(self, layer: Layer, rotary: Rotary) -> None:
+        weight = layer.attention.qk_weight
+        size = weight.shape[-1] // 2
+        cos = weight[:, :size] * rotary.cos[:, None]
+        minus_sin = weight[:, size // 2 : size // 2 + size] * rotary.minus_sin[:, None]
+        self.cos, self.minus_sin = cos.unbind(), minus_sin.unbind()
+        self.first_cos, self.first_minus_sin = cos[:2], minus_sin[:2]
+
+
+class _View:
+    """The cache at one position, and up to it; [rows, kv_heads, D], [rows, kv_heads, n, D]."""
+
+    def __init__(self, keys: Tensor, values: Tensor, position: int) -> None:
+        self.key, self.value = keys[:, :, position], values[:, :, position]
+        self.keys, self.values = keys[:, :, : position + 1], values[:, :, : position + 1]
+
+
+def _finish(layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
+    """The layer's second half: attention's output and the MLP, added to x."""
+    assert isinstance(layer.mlp, DenseMLP)
+    x = torch.addmm(x, attended, layer.attention.out)
+    return layer.mlp.added_to(x, layer.mlp_norm(x))

@@ -13,6 +13,9 @@ each layer costs 2 to 7 times as much on a CPU (docs/log.md, "KV layout").
 The architecture is Qwen3's (pre-norm, q/k norm per head, rotary, SwiGLU or experts with an optional
 shared one) as transformers' `modeling_qwen3_omni_moe` defines it; for text all three axes of its
 multimodal rotary embedding are equal, which makes it the plain one.
+
+Weights are kept transposed, [in, out], and residuals are added inside the product: half the time of
+`F.linear` on weights that lie in cache, the same otherwise (docs/log.md, "Small steps").
 """
 
 from __future__ import annotations
@@ -96,31 +99,85 @@ class KVCache:
         self.values = torch.empty(shape, dtype=dtype, device=device)
 
 
+def unit_pair(x: Tensor, eps: float) -> Tensor:
+    """(n, -n) with n = x / rms(x), along the last axis: [..., D] to [..., 2 D].
+
+    (x, -x) has mean 0 and variance mean(x^2), so its layer norm is the RMS norm. On a CPU that one
+    kernel is several times faster than `F.rms_norm`, which is ten small ones there.
+    """
+    if x.is_cuda:
+        n = F.rms_norm(x, x.shape[-1:], None, eps)
+        return torch.cat((n, -n), -1)
+    pair = torch.cat((x, -x), -1)
+    return F.layer_norm(pair, pair.shape[-1:], None, None, eps)
+
+
+def turn(pair: Tensor, cos: Tensor, minus_sin: Tensor) -> Tensor:
+    """Rotary embedding of n from its pair (n, -n), [..., 2 D] to [..., D].
+
+    The middle of the pair is n rotated by half, negated.
+    """
+    size = pair.shape[-1] // 2
+    middle = pair[..., size // 2 : size // 2 + size]
+    return torch.addcmul(pair[..., :size] * cos, middle, minus_sin)
+
+
+class Norm:
+    """RMS norm with a weight [H]; see `unit_pair`."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight = weight
+        self._pair_weight = torch.cat((weight, weight))
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., H] to [..., H]."""
+        size = x.shape[-1]
+        if x.is_cuda:
+            return F.rms_norm(x, (size,), self.weight, self._eps)
+        pair = torch.cat((x, -x), -1)
+        return F.layer_norm(pair, (2 * size,), self._pair_weight, None, self._eps)[..., :size]
+
+
+def transposed(weight: Tensor) -> Tensor:
+    """[out, in] of a checkpoint to [in, out], contiguous."""
+    return weight.t().contiguous()
+
+
 @dataclass(frozen=True)
 class Attention:
-    """q, k, v stacked into one projection; q and k norms as one table [heads + kv_heads, D]."""
+    """qkv [H, (heads + 2 kv_heads) D], out [heads D, H].
 
-    norm: Tensor
+    `qk_weight` [heads + kv_heads, 2 D] is the weight of the heads' norm, twice, for their pairs.
+    """
+
+    norm: Norm
     qkv: Tensor
-    qk_norm: Tensor
+    qk_weight: Tensor
     out: Tensor
 
 
 @dataclass(frozen=True)
 class DenseMLP:
-    """SwiGLU; gate and up projections stacked, [2 I, H]."""
+    """SwiGLU; gate_up [H, 2 I], down [I, H]."""
 
     gate_up: Tensor
     down: Tensor
 
-    def __call__(self, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, self.gate_up).chunk(2, -1)
-        return F.linear(F.silu(gate).mul_(up), self.down)
+    def inner(self, x: Tensor) -> Tensor:
+        """[n, H] to [n, I]: what goes into `down`."""
+        return _gated(torch.mm(x, self.gate_up))
+
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return torch.addmm(residual, self.inner(x), self.down)
 
 
 @dataclass(frozen=True)
 class MoE:
-    """Top-k experts. gate_up [E, 2 I, H], down [E, H, I], router [E, H]."""
+    """Top-k experts, and where there is one a shared expert behind a sigmoid gate.
+
+    gate_up [E, H, 2 I], down [E, I, H]; router [H, E], or [H, E + 1] with the shared expert's gate.
+    """
 
     router: Tensor
     gate_up: Tensor
@@ -128,42 +185,48 @@ class MoE:
     top_k: int
     norm_topk_prob: bool
     shared: DenseMLP | None
-    shared_gate: Tensor | None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        probs = F.softmax(F.linear(x, self.router), -1, dtype=torch.float32)
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        num_experts = self.gate_up.shape[0]
+        logits = torch.mm(x, self.router)
+        probs = logits[:, :num_experts].softmax(-1, dtype=torch.float32)
         weights, experts = probs.topk(self.top_k, -1)
         if self.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True)
-        y = self._experts(x, weights.to(x.dtype), experts)
-        if self.shared is not None and self.shared_gate is not None:
-            y += torch.sigmoid(F.linear(x, self.shared_gate)) * self.shared(x)
-        return y
+        residual = residual + self._experts(x, weights.to(x.dtype), experts)
+        if self.shared is None:
+            return residual
+        inner = self.shared.inner(x).mul_(torch.sigmoid(logits[:, num_experts:]))
+        return torch.addmm(residual, inner, self.shared.down)
 
     def _experts(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """Rows sorted by expert, then one grouped product per projection."""
         by_expert, order = experts.reshape(-1).sort()
-        num_experts = self.router.shape[0]
+        num_experts = self.gate_up.shape[0]
         ends = torch.bincount(by_expert, minlength=num_experts).cumsum(0, dtype=torch.int32)
-        gate, up = F.grouped_mm(
-            x[order // self.top_k], self.gate_up.transpose(-2, -1), offs=ends
-        ).chunk(2, -1)
-        y = F.grouped_mm(F.silu(gate).mul_(up), self.down.transpose(-2, -1), offs=ends)
+        inner = _gated(F.grouped_mm(x[order // self.top_k], self.gate_up, offs=ends))
+        y = F.grouped_mm(inner, self.down, offs=ends)
         y *= weights.reshape(-1)[order, None]
         unsorted = torch.empty_like(y)
         unsorted[order] = y
         return unsorted.view(x.shape[0], self.top_k, -1).sum(1)
 
 
+def _gated(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of [n, 2 I]."""
+    size = gate_up.shape[-1] // 2
+    return F.silu(gate_up[:, :size]).mul_(gate_up[:, size:])
+
+
 @dataclass(frozen=True)
 class Layer:
     attention: Attention
-    mlp_norm: Tensor
+    mlp_norm: Norm
     mlp: DenseMLP | MoE
 
 
 class Rotary:
-    """cos and sin by position, [positions, D] each; rotate-half's sign is folded into sin."""
+    """cos and -sin by position, [positions, D] each, both halves alike."""
 
     def __init__(
         self,
@@ -176,19 +239,14 @@ class Rotary:
     ) -> None:
         inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         angles = torch.arange(positions, dtype=torch.float32)[:, None] * inv_freq
-        cos, sin = angles.cos(), angles.sin()
-        self.cos = torch.cat((cos, cos), -1).to(device=device, dtype=dtype)
-        self.sin = torch.cat((-sin, sin), -1).to(device=device, dtype=dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of [..., D], with `Rotary`'s signed sin."""
-    return x * cos + torch.roll(x, x.shape[-1] // 2, -1) * sin
+        angles = torch.cat((angles, angles), -1)
+        self.cos = angles.cos().to(device=device, dtype=dtype)
+        self.minus_sin = angles.sin().neg().to(device=device, dtype=dtype)
 
 
 def load_layer(source: ParameterSource, prefix: str, config: DecoderConfig) -> Layer:
     """One layer by transformers' names, with projections stacked."""
-    hidden, head_dim = config.hidden_size, config.head_dim
+    hidden, head_dim, eps = config.hidden_size, config.head_dim, config.rms_norm_eps
     heads, kv_heads = config.num_heads, config.num_kv_heads
     attn = f"{prefix}.self_attn"
     q = source.take(f"{attn}.q_proj.weight", heads * head_dim, hidden)
@@ -198,12 +256,12 @@ def load_layer(source: ParameterSource, prefix: str, config: DecoderConfig) -> L
     k_norm = source.take(f"{attn}.k_norm.weight", head_dim).expand(kv_heads, -1)
     return Layer(
         attention=Attention(
-            norm=source.take(f"{prefix}.input_layernorm.weight", hidden),
-            qkv=torch.cat((q, k, v)),
-            qk_norm=torch.cat((q_norm, k_norm)),
-            out=source.take(f"{attn}.o_proj.weight", hidden, heads * head_dim),
+            norm=Norm(source.take(f"{prefix}.input_layernorm.weight", hidden), eps),
+            qkv=transposed(torch.cat((q, k, v))),
+            qk_weight=torch.cat((q_norm, k_norm)).repeat(1, 2),
+            out=transposed(source.take(f"{attn}.o_proj.weight", hidden, heads * head_dim)),
         ),
-        mlp_norm=source.take(f"{prefix}.post_attention_layernorm.weight", hidden),
+        mlp_norm=Norm(source.take(f"{prefix}.post_attention_layernorm.weight", hidden), eps),
         mlp=_load_mlp(source, f"{prefix}.mlp", hidden, config.mlp),
     )
 
@@ -212,36 +270,35 @@ def _load_mlp(
     source: ParameterSource, prefix: str, hidden: int, config: DenseConfig | MoEConfig
 ) -> DenseMLP | MoE:
     if isinstance(config, DenseConfig):
-        return _load_dense(source, prefix, hidden, config.intermediate_size)
+        return load_dense(source, prefix, hidden, config.intermediate_size)
     gate_up, down = source.take_experts(
         f"{prefix}.experts",
         num_experts=config.num_experts,
         intermediate=config.intermediate_size,
         hidden=hidden,
     )
-    shared = shared_gate = None
+    router, shared = source.take(f"{prefix}.gate.weight", config.num_experts, hidden), None
     if config.shared_intermediate_size is not None:
-        shared = _load_dense(
-            source, f"{prefix}.shared_expert", hidden, config.shared_intermediate_size
-        )
-        shared_gate = source.take(f"{prefix}.shared_expert_gate.weight", 1, hidden)
+        size = config.shared_intermediate_size
+        shared = load_dense(source, f"{prefix}.shared_expert", hidden, size)
+        gate = source.take(f"{prefix}.shared_expert_gate.weight", 1, hidden)
+        router = torch.cat((router, gate))
     return MoE(
-        router=source.take(f"{prefix}.gate.weight", config.num_experts, hidden),
-        gate_up=gate_up,
-        down=down,
+        router=transposed(router),
+        gate_up=gate_up.transpose(1, 2).contiguous(),
+        down=down.transpose(1, 2).contiguous(),
         top_k=config.num_experts_per_tok,
         norm_topk_prob=config.norm_topk_prob,
         shared=shared,
-        shared_gate=shared_gate,
     )
 
 
-def _load_dense(source: ParameterSource, prefix: str, hidden: int, intermediate: int) -> DenseMLP:
+def load_dense(source: ParameterSource, prefix: str, hidden: int, intermediate: int) -> DenseMLP:
     gate = source.take(f"{prefix}.gate_proj.weight", intermediate, hidden)
     up = source.take(f"{prefix}.up_proj.weight", intermediate, hidden)
     return DenseMLP(
-        gate_up=torch.cat((gate, up)),
-        down=source.take(f"{prefix}.down_proj.weight", hidden, intermediate),
+        gate_up=transposed(torch.cat((gate, up))),
+        down=transposed(source.take(f"{prefix}.down_proj.weight", hidden, intermediate)),
     )
 
 
@@ -254,22 +311,16 @@ class Decoder:
             load_layer(source, f"{prefix}.layers.{index}", config)
             for index in range(config.num_layers)
         ]
-        self.norm = source.take(f"{prefix}.norm.weight", config.hidden_size)
+        norm = source.take(f"{prefix}.norm.weight", config.hidden_size)
+        self.final_norm = Norm(norm, config.rms_norm_eps)
+        self.dtype, self.device = norm.dtype, norm.device
         self._rotary = Rotary(
             theta=config.rope_theta,
             head_dim=config.head_dim,
             positions=config.max_positions,
-            dtype=self.norm.dtype,
-            device=self.norm.device,
+            dtype=self.dtype,
+            device=self.device,
         )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.norm.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.norm.device
 
     def forward(self, x: Tensor, segments: list[Segment], cache: KVCache) -> Tensor:
         """Raw output of the last layer, [rows, H], for rows x [rows, H]; fills the cache.
@@ -280,49 +331,27 @@ class Decoder:
         positions = _positions(segments, base=False).to(x.device)
         places = _positions(segments, base=True).to(x.device)
         cos = self._rotary.cos[positions, None]
-        sin = self._rotary.sin[positions, None]
+        minus_sin = self._rotary.minus_sin[positions, None]
         masks = [_causal_mask(segment, x.device) for segment in segments]
-        for index, layer in enumerate(self.layers):
-            x = x + self._attend(
-                index, layer.attention, x, cos, sin, places, segments, masks, cache
-            )
-            x = x + layer.mlp(self._norm(x, layer.mlp_norm))
-        return x
-
-    def final_norm(self, x: Tensor) -> Tensor:
-        return self._norm(x, self.norm)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (self.config.hidden_size,), weight, self.config.rms_norm_eps)
-
-    def _attend(
-        self,
-        index: int,
-        weights: Attention,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        places: Tensor,
-        segments: list[Segment],
-        masks: list[Tensor | None],
-        cache: KVCache,
-    ) -> Tensor:
         config = self.config
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        qkv = F.linear(self._norm(x, weights.norm), weights.qkv).view(
-            -1, heads + 2 * kv_heads, head_dim
-        )
-        qk = F.rms_norm(qkv[:, : heads + kv_heads], (head_dim,), None, config.rms_norm_eps)
-        qk = rotate(qk * weights.qk_norm, cos, sin)
-        keys, values = cache.keys[index], cache.values[index]
-        keys[places] = qk[:, heads:]
-        values[places] = qkv[:, heads + kv_heads :]
-        query = qk[:, :heads]
-        attended = [
-            _attend_segment(query, segment, mask, keys, values, config.group_size)
-            for segment, mask in zip(segments, masks, strict=True)
-        ]
-        return F.linear(attended[0] if len(attended) == 1 else torch.cat(attended), weights.out)
+        for index, layer in enumerate(self.layers):
+            weights = layer.attention
+            qkv = torch.mm(weights.norm(x), weights.qkv).view(-1, heads + 2 * kv_heads, head_dim)
+            pair = unit_pair(qkv[:, : heads + kv_heads], config.rms_norm_eps)
+            qk = turn(pair * weights.qk_weight, cos, minus_sin)
+            keys, values = cache.keys[index], cache.values[index]
+            keys[places] = qk[:, heads:]
+            values[places] = qkv[:, heads + kv_heads :]
+            query = qk[:, :heads]
+            attended = [
+                _attend_segment(query, segment, mask, keys, values, config.group_size)
+                for segment, mask in zip(segments, masks, strict=True)
+            ]
+            joined = attended[0] if len(attended) == 1 else torch.cat(attended)
+            x = torch.addmm(x, joined, weights.out)
+            x = layer.mlp.added_to(x, layer.mlp_norm(x))
+        return x
 
 
 def _attend_segment(

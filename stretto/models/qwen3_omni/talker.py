@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stretto.models.code_predictor import CodePredictor
-from stretto.models.decoder import Decoder
+from stretto.models.decoder import Decoder, transposed
 from stretto.models.qwen3_omni.spec import NUM_SPECIAL_CODEC_IDS, TalkerSpec
 from stretto.models.weights import ParameterSource
 
@@ -36,7 +36,7 @@ class Talker:
         self._codec_embedding = source.take(
             "talker.model.codec_embedding.weight", spec.vocab_size, hidden
         )
-        self._head = source.take("talker.codec_head.weight", spec.vocab_size, hidden)
+        self._head = transposed(source.take("talker.codec_head.weight", spec.vocab_size, hidden))
         self.predictor = CodePredictor(
             source,
             "talker.code_predictor",
@@ -59,7 +59,7 @@ class Talker:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Normed hidden rows [n, H] to float32 logits [n, V] of code 0 and the end."""
-        return F.linear(hidden, self._head).to(torch.float32)
+        return torch.mm(hidden, self._head).to(torch.float32)
 
 
 class _Projection:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stretto.models.decoder import Decoder
+from stretto.models.decoder import Decoder, transposed
 from stretto.models.qwen3_omni.spec import ThinkerSpec
 from stretto.models.weights import ParameterSource
 
@@ -16,7 +16,7 @@ class Thinker:
         hidden = spec.decoder.hidden_size
         self._embedding = source.take("thinker.model.embed_tokens.weight", spec.vocab_size, hidden)
         self.decoder = Decoder(source, "thinker.model", spec.decoder)
-        self._head = source.take("thinker.lm_head.weight", spec.vocab_size, hidden)
+        self._head = transposed(source.take("thinker.lm_head.weight", spec.vocab_size, hidden))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [n] to [n, H]."""
@@ -24,4 +24,4 @@ class Thinker:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Normed hidden rows [n, H] to float32 logits [n, V]."""
-        return F.linear(hidden, self._head).to(torch.float32)
+        return torch.mm(hidden, self._head).to(torch.float32)
