@@ -74,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from stretto.bench.cli import add_bench
+
     parser = argparse.ArgumentParser(
         prog="stretto",
         description=DESCRIPTION,
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_verify(commands)
     _add_check(commands)
     _add_models(commands)
+    add_bench(commands)
     return parser
 
 

@@ -128,6 +128,15 @@ class Timings(msgspec.Struct, frozen=True):
     rtf: float | None
 
 
+class StageWork(msgspec.Struct, frozen=True):
+    """What one stage did for a request: tokens or frames, the wait for a place, its steps' time."""
+
+    stage: str
+    num_units: int
+    queue_s: float
+    busy_s: float
+
+
 class TextDelta(msgspec.Struct, frozen=True):
     text: str
     token_ids: tuple[int, ...]
@@ -149,6 +158,8 @@ class Finished(msgspec.Struct, frozen=True):
     audio_reason: FinishReason | None
     usage: Usage
     timings: Timings
+    # One for each stage that worked, in their order.
+    stages: tuple[StageWork, ...] = ()
 
     @property
     def finish_reason(self) -> FinishReason:

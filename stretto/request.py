@@ -27,6 +27,8 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 # What OpenAI allows; outside of it the logits of a float32 model lose their meaning.
 PENALTY_LIMIT = 2.0
+# A quotient by a smaller temperature has no float32 left to tell candidates apart.
+GREEDY_BELOW = 1e-5
 # A torch.Generator takes a signed 64-bit seed.
 SEED_LIMIT = 2**63
 
@@ -88,7 +90,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
 
 def merge_sampling(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:

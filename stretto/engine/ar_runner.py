@@ -19,7 +19,7 @@ from torch import Tensor
 from stretto.bridges.prompt_inbox import PromptInbox
 from stretto.bridges.thinker_to_talker import TalkerInbox
 from stretto.engine.runner import Materialized
-from stretto.engine.sampler import Draw, Sampler, draw
+from stretto.engine.sampler import Draw, DrawPlan, Sampler
 from stretto.engine.scheduler import Admission, ARBatch, ScheduledRows
 from stretto.models.decoder import Decoder, KVCache, Segment
 from stretto.models.qwen3_omni.talker import Talker
@@ -154,6 +154,7 @@ class TalkerRunner(ARRunner):
         super().__init__(model.decoder, cache, sampler, stage_id=stage_id)
         self._model = model
         self._draws: list[Draw | None] = [None] * max_rows
+        self._plan: tuple[list[int], DrawPlan] | None = None
         # Of each row's last frame: the sum of its codes' embeddings.
         self._frame_rows = torch.zeros(
             max_rows,
@@ -169,6 +170,7 @@ class TalkerRunner(ARRunner):
         greedy = own.params.greedy
         residual = SamplingParams() if greedy else speech.residual_sampling
         self._draws[admission.place.row] = Draw(residual, own.generator)
+        self._plan = None
         return own
 
     def _rows(self, items: Sequence[ScheduledRows]) -> Tensor:
@@ -207,24 +209,23 @@ class TalkerRunner(ARRunner):
         return self._model.logits(hidden)
 
     def _finish(self, hidden: Tensor, token_ids: Tensor, rows: list[int]) -> ARPending:
-        predictor, vocab = self._model.predictor, self._model.spec.codebook_size
-        draws = [self._residual_draw(row) for row in rows]
-        steps = predictor.num_codebooks - 1
+        predictor = self._model.predictor
+        plan = self._residual_plan(rows)
         # All of a frame's noise at once: one call per request instead of one per code.
-        noises = [None if d.params.greedy else d.noise(steps, vocab, hidden.device) for d in draws]
+        noise = plan.noise(predictor.num_codebooks - 1)
 
         def pick(logits: Tensor, step: int) -> Tensor:
-            if noises.count(None) == len(noises):
-                return logits.argmax(-1)
-            at_step = [None if noise is None else noise[step] for noise in noises]
-            return draw(logits.to(torch.float32), draws, at_step)
+            return plan.pick(logits, None if noise is None else noise[step])
 
         residual, total = predictor.generate(hidden, self._model.codec_rows(token_ids), pick)
         self._frame_rows[torch.tensor(rows, device=total.device)] = total
         frames = torch.cat((token_ids[:, None], residual), 1)
         return ARPending(token_ids, frames, end_id=self._model.spec.codec_ids.eos)
 
-    def _residual_draw(self, row: int) -> Draw:
-        own = self._draws[row]
-        assert own is not None
-        return own
+    def _residual_plan(self, rows: list[int]) -> DrawPlan:
+        """How the rows draw their residual codes; batches seldom change from step to step."""
+        if self._plan is None or self._plan[0] != rows:
+            draws = [draw for row in rows if (draw := self._draws[row]) is not None]
+            vocab = self._model.spec.codebook_size
+            self._plan = rows, DrawPlan(draws, vocab, self._frame_rows.device)
+        return self._plan[1]

@@ -6,7 +6,7 @@ whatever stands beside it in the batch: so one seed gives one answer, alone or a
 no wait for the device.
 
 The order (penalties, suppression, temperature, top-k, top-p, min-p) is that of transformers'
-logits processors. All state is per row of the batch table.
+logits processors. What a batch's parameters mean is worked out once per batch, not per step.
 """
 
 from __future__ import annotations
@@ -22,55 +22,102 @@ NEVER = float("-inf")
 
 
 class Draw:
-    """How one row picks: its parameters and its generator."""
+    """How one row picks: its parameters and its generator, None for greedy rows."""
 
     def __init__(self, params: SamplingParams, generator: torch.Generator | None) -> None:
         self.params = params
-        # None for greedy rows.
         self.generator = generator
 
     def num_candidates(self, vocab_size: int) -> int:
+        if self.params.greedy:
+            return 1
         top_k = self.params.top_k
         return min(top_k, vocab_size) if top_k else vocab_size
-
-    def noise(self, rows: int, vocab_size: int, device: torch.device) -> Tensor:
-        """Exponential noise [rows, candidates] for `rows` draws."""
-        noise = torch.empty(rows, self.num_candidates(vocab_size), device=device)
-        return noise.exponential_(generator=self.generator)
 
 
 def new_generator(seed: int, device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
-def draw(logits: Tensor, draws: Sequence[Draw], noises: Sequence[Tensor | None]) -> Tensor:
-    """Ids [n] from float32 logits [n, V]; `noises[i]` [candidates] for the rows that sample."""
-    greedy = logits.argmax(-1)
-    if all(d.params.greedy for d in draws):
-        return greedy
-    vocab_size, device = logits.shape[-1], logits.device
-    sampling = [not d.params.greedy for d in draws]
-    widths = [
-        d.num_candidates(vocab_size) if s else 1 for d, s in zip(draws, sampling, strict=True)
-    ]
-    temperature = _column([d.params.temperature or 1.0 for d in draws], device)
-    values, ids = (logits / temperature).topk(max(widths), -1)
-    if min(widths) < max(widths):
-        beyond = torch.arange(max(widths), device=device) >= _column(widths, device)
-        values = values.masked_fill(beyond, NEVER)
-    probs = values.softmax(-1)
-    keep = probs.cumsum(-1) - probs < _column([d.params.top_p for d in draws], device)
-    if any(d.params.min_p > 0 for d in draws):
-        keep &= probs >= _column([d.params.min_p for d in draws], device) * probs[:, :1]
-    # The best candidate always stays, whatever rounding does to a tiny top_p.
-    keep[:, 0] = True
-    noise = torch.ones_like(probs)
-    for row, own in enumerate(noises):
-        if own is not None:
-            noise[row, : len(own)] = own
-    best = (probs * keep / noise).argmax(-1, keepdim=True)
-    picked = ids.gather(-1, best).squeeze(-1)
-    return picked if all(sampling) else torch.where(_flags(sampling, device), picked, greedy)
+class DrawPlan:
+    """How the rows of one batch draw from a vocabulary, as tensors."""
+
+    def __init__(self, draws: Sequence[Draw], vocab_size: int, device: torch.device) -> None:
+        params = [own.params for own in draws]
+        self._draws = draws
+        self._device = device
+        self._widths = [own.num_candidates(vocab_size) for own in draws]
+        self._width = max(self._widths)
+        self._sampled = [not own.greedy for own in params]
+        self.is_greedy = not any(self._sampled)
+        if self.is_greedy:
+            return
+        temperatures = [own.temperature or 1.0 for own in params]
+        self._temperature = _column_unless(temperatures, 1.0, device)
+        self._top_p = _column_unless([own.top_p for own in params], 1.0, device)
+        self._min_p = _column_unless([own.min_p for own in params], 0.0, device)
+        self._beyond: Tensor | None = None
+        if min(self._widths) < self._width:
+            candidates = torch.arange(self._width, device=device)
+            self._beyond = candidates >= torch.tensor(self._widths, device=device)[:, None]
+        self._is_sampled: Tensor | None = None
+        if not all(self._sampled):
+            self._is_sampled = torch.tensor(self._sampled, device=device)
+
+    def noise(self, steps: int) -> Tensor | None:
+        """What `steps` draws of every row need, [steps, rows, candidates]; None if none does."""
+        if self.is_greedy:
+            return None
+        shape = (steps, len(self._draws), self._width)
+        noise = torch.ones(shape, device=self._device)
+        for row, (own, width) in enumerate(zip(self._draws, self._widths, strict=True)):
+            if self._sampled[row]:
+                values = torch.empty(steps, width, device=self._device)
+                noise[:, row, :width] = values.exponential_(generator=own.generator)
+        return noise
+
+    def pick(self, logits: Tensor, noise: Tensor | None) -> Tensor:
+        """Ids [rows] from logits [rows, V]; `noise` [rows, candidates] of one step."""
+        if noise is None:
+            return logits.argmax(-1)
+        scores, ids = logits.topk(self._width, -1)
+        scores = scores.to(torch.float32)
+        if self._temperature is not None:
+            scores = scores / self._temperature
+        if self._beyond is not None:
+            scores = scores.masked_fill_(self._beyond, NEVER)
+        probs = scores.softmax(-1)
+        weights = probs / noise
+        if self._top_p is not None:
+            # A candidate stays while those before it do not make up top_p; the best always does.
+            before = probs.cumsum(-1) - probs
+            before[:, 0] = NEVER
+            weights.masked_fill_(before >= self._top_p, 0.0)
+        if self._min_p is not None:
+            weights.masked_fill_(probs < self._min_p * probs[:, :1], 0.0)
+        best = weights.argmax(-1, keepdim=True)
+        picked = ids.gather(-1, best).squeeze(-1)
+        # Candidates are sorted: a greedy row's id is its first.
+        return (
+            picked if self._is_sampled is None else torch.where(self._is_sampled, picked, ids[:, 0])
+        )
+
+
+class _BatchPlan:
+    """What a sampler needs to know of one batch of rows."""
+
+    def __init__(
+        self, rows: Sequence[int], draws: list[Draw], vocab_size: int, device: torch.device
+    ):
+        params = [own.params for own in draws]
+        self.rows = torch.tensor(rows, device=device)
+        self.draw = DrawPlan(draws, vocab_size, device)
+        self.repetition = _column_unless([own.repetition_penalty for own in params], 1.0, device)
+        self.presence = _column_unless([own.presence_penalty for own in params], 0.0, device)
+        self.frequency = _column_unless([own.frequency_penalty for own in params], 0.0, device)
+        self.with_minimum = [
+            (index, row) for index, row in enumerate(rows) if params[index].min_tokens
+        ]
 
 
 class Sampler:
@@ -89,77 +136,78 @@ class Sampler:
         self._stop_ids: list[Tensor | None] = [None] * max_rows
         self._num_drawn = [0] * max_rows
         # Ids seen (prompt and output), and how often each was output; made when first needed.
-        self._seen = torch.zeros(max_rows, vocab_size, dtype=torch.bool, device=device)
+        self._seen: Tensor | None = None
         self._counts: Tensor | None = None
+        # Of the batch last drawn for; batches seldom change from step to step.
+        self._plan: tuple[list[int], _BatchPlan] | None = None
 
     def admit(self, row: int, params: SamplingParams, *, seed: int, prompt: Sequence[int]) -> Draw:
         """Makes `row` a new request's; `prompt` ids count for its repetition penalty."""
         generator = None if params.greedy else new_generator(seed, self._device)
         self._draws[row] = own = Draw(params, generator)
+        self._plan = None
         self._num_drawn[row] = 0
         ids = params.stop_token_ids
         self._stop_ids[row] = torch.tensor(ids, device=self._device) if ids else None
-        if _penalizes_repetition(params):
+        if params.repetition_penalty != 1.0:
+            self._seen = self._table(self._seen, torch.bool)
             self._seen[row] = False
             if prompt:
                 self._seen[row, torch.tensor(prompt, device=self._device)] = True
-        if _penalizes_counts(params):
-            if self._counts is None:
-                self._counts = torch.zeros_like(self._seen, dtype=torch.float32)
+        if params.presence_penalty or params.frequency_penalty:
+            self._counts = self._table(self._counts, torch.float32)
             self._counts[row] = 0
         return own
 
-    def sample(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
-        """One id per row, int64 [n], from float32 logits [n, V], which are changed."""
-        draws = [self._draw_of(row) for row in rows]
-        where = torch.tensor(rows, device=self._device)
-        repetition = [d.params for d in draws if _penalizes_repetition(d.params)]
-        if repetition:
-            penalty = _column([d.params.repetition_penalty for d in draws], self._device)
+    def sample(self, logits: Tensor, rows: list[int]) -> Tensor:
+        """One id per row, int64 [n], from float32 logits [n, V], which may be changed."""
+        plan = self._plan_of(rows)
+        if plan.repetition is not None and self._seen is not None:
+            penalty = plan.repetition
             penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
-            logits = torch.where(self._seen[where], penalized, logits)
-        counted = [d.params for d in draws if _penalizes_counts(d.params)]
-        if counted and self._counts is not None:
-            counts = self._counts[where]
-            logits -= counts * _column([d.params.frequency_penalty for d in draws], self._device)
-            presence = _column([d.params.presence_penalty for d in draws], self._device)
-            logits -= (counts > 0) * presence
+            logits = torch.where(self._seen[plan.rows], penalized, logits)
+        if self._counts is not None and (plan.presence is not None or plan.frequency is not None):
+            counts = self._counts[plan.rows]
+            if plan.frequency is not None:
+                logits = logits - counts * plan.frequency
+            if plan.presence is not None:
+                logits = logits - (counts > 0) * plan.presence
         if self._suppressed is not None:
             logits = logits.masked_fill(self._suppressed, NEVER)
-        for index, row in enumerate(rows):
+        for index, row in plan.with_minimum:
             stop_ids = self._stop_ids[row]
-            if stop_ids is not None and self._num_drawn[row] < draws[index].params.min_tokens:
+            if stop_ids is not None and self._num_drawn[row] < self._draw_of(row).params.min_tokens:
                 logits[index, stop_ids] = NEVER
-        noises = [
-            None if d.params.greedy else d.noise(1, self._vocab_size, self._device)[0]
-            for d in draws
-        ]
-        ids = draw(logits, draws, noises)
+        noise = plan.draw.noise(1)
+        ids = plan.draw.pick(logits, None if noise is None else noise[0])
         for row in rows:
             self._num_drawn[row] += 1
-        if repetition:
-            self._seen[where, ids] = True
-        if counted and self._counts is not None:
-            self._counts[where, ids] += 1
+        if plan.repetition is not None and self._seen is not None:
+            self._seen[plan.rows, ids] = True
+        if self._counts is not None and (plan.presence is not None or plan.frequency is not None):
+            self._counts[plan.rows, ids] += 1
         return ids
+
+    def _plan_of(self, rows: list[int]) -> _BatchPlan:
+        if self._plan is None or self._plan[0] != rows:
+            draws = [self._draw_of(row) for row in rows]
+            self._plan = rows, _BatchPlan(rows, draws, self._vocab_size, self._device)
+        return self._plan[1]
 
     def _draw_of(self, row: int) -> Draw:
         own = self._draws[row]
         assert own is not None, f"row {row} was never admitted"
         return own
 
-
-def _penalizes_repetition(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1.0
-
-
-def _penalizes_counts(params: SamplingParams) -> bool:
-    return params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    def _table(self, table: Tensor | None, dtype: torch.dtype) -> Tensor:
+        if table is not None:
+            return table
+        shape = (len(self._draws), self._vocab_size)
+        return torch.zeros(shape, dtype=dtype, device=self._device)
 
 
-def _column(values: Sequence[float], device: torch.device) -> Tensor:
+def _column_unless(values: list[float], neutral: float, device: torch.device) -> Tensor | None:
+    """The values as a column [n, 1]; None where all are neutral and nothing need be done."""
+    if all(value == neutral for value in values):
+        return None
     return torch.tensor(values, device=device)[:, None]
-
-
-def _flags(values: Sequence[bool], device: torch.device) -> Tensor:
-    return torch.tensor(values, device=device)

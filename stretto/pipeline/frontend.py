@@ -39,6 +39,10 @@ GENERATION_FIELDS = {
 }
 
 
+class PromptTooLong(InvalidRequest):
+    """The prompt alone fills the context. Apart from other errors, since clients shorten and retry."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What a request may say besides its prompt. None or empty: as deployed."""
 
@@ -226,7 +230,7 @@ class Frontend:
         context = self.context_lengths[stage]
         room = context - used
         if room < 1:
-            raise InvalidRequest(
+            raise PromptTooLong(
                 "messages",
                 f"the prompt takes {used} positions in stage {stage}; its context is {context} "
                 "(max_model_len) and must leave room for at least one token",
