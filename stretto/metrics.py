@@ -87,6 +87,8 @@ class Timeline:
         self.ended_s = sent_s
         self.text = TextClock()
         self.sound = SoundClock()
+        # When tokens came, and how many with each arrival.
+        self.token_arrivals: list[tuple[float, int]] = []
         self.inter_token_s: list[float] = []
         # Tokens of text and of the prompt; what the server says of them goes before what came.
         self.num_text_tokens = 0
@@ -96,6 +98,7 @@ class Timeline:
         self.sound_is_body = False
 
     def text_arrived(self, at_s: float, num_tokens: int) -> None:
+        self.token_arrivals.append((at_s, num_tokens))
         self.inter_token_s += self.text.arrived(at_s, num_tokens)
         self.ended_s = at_s
 

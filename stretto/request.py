@@ -10,6 +10,7 @@ A status is the queue a request stands in: `RequestTable` keeps both as one thin
 from __future__ import annotations
 
 import enum
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
@@ -23,7 +24,9 @@ from stretto.text import TextStream
 FinishReason = Literal["stop", "length", "abort"]
 
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+# Larger than any vocabulary, context or batch.
+NUMBER_LIMIT = 2**31
+Count = Annotated[int, msgspec.Meta(ge=0, lt=NUMBER_LIMIT)]
 
 # What OpenAI allows; outside of it the logits of a float32 model lose their meaning.
 PENALTY_LIMIT = 2.0
@@ -49,8 +52,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     min_tokens: Count = 0
-    max_tokens: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
+    max_tokens: Annotated[int, msgspec.Meta(lt=NUMBER_LIMIT)] | None = None
+    stop_token_ids: tuple[Count, ...] = ()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
@@ -79,6 +82,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise self._bad(
                 "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})"
             )
+        if any(token_id < 0 for token_id in self.stop_token_ids):
+            raise self._bad("stop_token_ids", self.stop_token_ids, "ids of 0 or more")
         if any(not text for text in self.stop):
             raise self._bad("stop", self.stop, "strings that are not empty")
         if self.seed is not None and not -SEED_LIMIT <= self.seed < SEED_LIMIT:
@@ -111,11 +116,11 @@ def merge_sampling(defaults: SamplingParams, given: Mapping[str, Any]) -> Sampli
     try:
         return msgspec.convert({**fields, **given}, SamplingParams)
     except msgspec.ValidationError as error:
-        message = str(error)
-        named = next((name for name in given if f"$.{name}" in message), None)
-        if named is None:
-            named = next((name for name in given if message.startswith(name)), "sampling")
-        raise InvalidRequest(named, message) from error
+        if isinstance(error.__cause__, InvalidRequest):
+            raise error.__cause__ from None
+        # "Expected `int`, got `str` - at `$.stop_token_ids[0]`"
+        named = re.search(r"`\$\.(\w+)", str(error))
+        raise InvalidRequest(named[1] if named else "sampling", str(error)) from error
 
 
 class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 # What a decoder writes for bytes that are not (yet) a whole character.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
+# In UTF-8.
+MAX_CHARACTER_BYTES = 4
+
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -37,11 +40,8 @@ class TextStream:
         before = self._decode(self._ids[: self._num_read])
         now = self._decode(self._ids)
         if now.endswith(REPLACEMENT) or len(now) <= len(before):
-            return ""
-        # Ids already read stay one step longer as context for the next one.
-        self._ids = self._ids[self._num_read :]
-        self._num_read = len(self._ids)
-        return self._release(now[len(before) :])
+            return self._release(self._certain(before, now))
+        return self._release(self._read(len(self._ids), before, now))
 
     def finish(self) -> str:
         """What was held back; nothing follows. The bytes of a torn character come out as U+FFFD."""
@@ -52,6 +52,27 @@ class TextStream:
         if not self.stopped:
             rest, self._held = rest + self._held, ""
         return rest
+
+    def _read(self, end: int, before: str, now: str) -> str:
+        """Takes the ids up to `end`, which decode to `now`, as read; the text they add."""
+        # Ids already read stay one step longer as context for the next ones.
+        self._ids, self._num_read = self._ids[self._num_read :], end - self._num_read
+        return now[len(before) :]
+
+    def _certain(self, before: str, now: str) -> str:
+        """What no later id can change although the end is torn: bytes that are no text at all.
+
+        A character has at most four bytes, and an id at least one: text that ends four ids before
+        the last is as it will be, if it is so already.
+        """
+        if len(self._ids) - self._num_read <= 2 * MAX_CHARACTER_BYTES:
+            return ""
+        last = len(self._ids) - MAX_CHARACTER_BYTES
+        for end in range(last, self._num_read, -1):
+            text = self._decode(self._ids[:end])
+            if now.startswith(text):
+                return self._read(end, before, text)
+        return ""
 
     def _release(self, text: str) -> str:
         if not self._stop:

@@ -11,8 +11,9 @@ the receiver may use them in place. Knows structs and arrays; no request, no tra
 
 from __future__ import annotations
 
+import math
 import struct
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,10 +27,14 @@ DTYPES = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "float
 T = TypeVar("T")
 
 
+# Larger than any message; keeps foreign numbers from overflowing anything.
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
+
+
 class _ArrayRef(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
-    shape: tuple[int, ...]
-    offset: int
+    shape: tuple[Size, ...]
+    offset: Size
 
 
 class Codec(Generic[T]):
@@ -66,10 +71,12 @@ class Codec(Generic[T]):
         """The struct in `data`; its arrays are views of `data`.
 
         Raises:
-            msgspec.DecodeError: the bytes are not such a struct.
-            ValueError: an array reaches past the end or is of a dtype that is not allowed.
+            ValueError: the bytes are not such a struct, or an array of it reaches past the end or
+                is of a dtype that is not allowed (msgspec's errors are ValueErrors too).
         """
         view = memoryview(data)
+        if len(view) < HEAD_LENGTH.size:
+            raise ValueError(f"{len(view)} bytes are no message")
         (head_length,) = HEAD_LENGTH.unpack_from(view)
         head = view[HEAD_LENGTH.size : HEAD_LENGTH.size + head_length]
         body = view[_padded(HEAD_LENGTH.size + head_length) :]
@@ -80,7 +87,9 @@ class Codec(Generic[T]):
             ref = msgspec.convert(item, _ArrayRef)
             if ref.dtype not in DTYPES:
                 raise ValueError(f"dtype {ref.dtype!r} is not allowed on the wire")
-            count = int(np.prod(ref.shape, dtype=np.int64))
+            count = math.prod(ref.shape)
+            if count > len(body):
+                raise ValueError(f"an array of {count} items does not fit {len(body)} bytes")
             return np.frombuffer(body, ref.dtype, count, ref.offset).reshape(ref.shape)
 
         decoded: T = msgspec.msgpack.decode(head, type=self._kind, dec_hook=resolve)

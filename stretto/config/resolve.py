@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
 from stretto.config.deployment import PipelineConfig
 from stretto.errors import ConfigError
@@ -76,7 +77,8 @@ def resolve(*layers: Layer) -> Resolved:
     merged: Tree = {}
     sources: dict[str, str] = {}
     for layer in layers:
-        _merge(merged, layer.tree, path="", source=layer.source, sources=sources)
+        tree = _normalized(layer.tree, layer.source)
+        _merge(merged, tree, path="", source=layer.source, sources=sources)
     tree = {**merged}
     for key in ("stages", "connectors"):
         if key in tree:
@@ -84,7 +86,7 @@ def resolve(*layers: Layer) -> Resolved:
     try:
         return Resolved(msgspec.convert(tree, PipelineConfig), sources)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), layers)) from error
+        raise ConfigError(_explain(str(error), merged, layers)) from error
 
 
 def effective_values(resolved: Resolved) -> list[tuple[str, Any, str]]:
@@ -108,19 +110,45 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _parse(text: bytes, source: str) -> Layer:
     try:
-        tree = msgspec.yaml.decode(text)
-    except msgspec.DecodeError as error:
+        tree = yaml.load(text, _UniqueKeys)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected a mapping of settings, found {type(tree).__name__}")
+    for key in ("stages", "connectors"):
+        if not isinstance(tree.get(key, []), list):
+            raise ConfigError(f"{source}: {key}: expected a list of mappings")
+    return Layer(source, _normalized(tree, source))
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's usual reader keeps the last of equal keys and says nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key_node.value} stands there twice", key_node.start_mark
+                )
+            seen.add(key_node.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def _normalized(tree: Tree, source: str) -> Tree:
+    """The tree with its lists of stages and connectors as mappings by name."""
+    normal = {**tree}
     for key, identity in (("stages", _stage_name), ("connectors", _edge_name)):
-        if key in tree:
-            tree[key] = _keyed(tree[key], identity, f"{source}: {key}")
-    return Layer(source, tree)
+        if key in normal:
+            normal[key] = _keyed(normal[key], identity, f"{source}: {key}")
+    return normal
 
 
 def _keyed(items: Any, identity: Any, where: str) -> Tree:
     """A list of mappings as a mapping by identity, so that layers can be merged."""
+    if isinstance(items, dict) and all(isinstance(item, dict) for item in items.values()):
+        return items
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise ConfigError(f"{where}: expected a list of mappings")
     keyed: Tree = {}
@@ -157,8 +185,11 @@ def _merge(into: Tree, tree: Tree, *, path: str, source: str, sources: dict[str,
             sources[where] = source
 
 
-def _explain(message: str, layers: tuple[Layer, ...]) -> str:
+def _explain(message: str, merged: Tree, layers: tuple[Layer, ...]) -> str:
     """The strict reader's message, with the layer at fault and the nearest key that exists."""
+    for key in ("stages", "connectors"):
+        for index, name in enumerate(merged.get(key, {})):
+            message = message.replace(f"$.{key}[{index}]", f"$.{key}[{name}]")
     head = layers[-1].source if len(layers) == 1 else " + ".join(layer.source for layer in layers)
     if "unknown field `" not in message:
         return f"{head}: {message}"

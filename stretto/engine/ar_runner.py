@@ -215,7 +215,7 @@ class TalkerRunner(ARRunner):
         noise = plan.noise(predictor.num_codebooks - 1)
 
         def pick(logits: Tensor, step: int) -> Tensor:
-            return plan.pick(logits, None if noise is None else noise[step])
+            return plan.pick(logits, noise, step)
 
         residual, total = predictor.generate(hidden, self._model.codec_rows(token_ids), pick)
         self._frame_rows[torch.tensor(rows, device=total.device)] = total

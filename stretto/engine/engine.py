@@ -151,7 +151,13 @@ class StageEngine:
 
     def _admit(self, ticket: StageRequest) -> None:
         self._materializer.open(ticket)
-        self._scheduler.add(ticket)
+        try:
+            self._scheduler.add(ticket)
+        except Exception as error:
+            # As in `_receive`: the inbox is the bridge's.
+            log.exception("request %s was refused", ticket.request_id)
+            self._fail(ticket.request_id, f"{type(error).__name__}: {error}")
+            return
         if self._has_upstream:
             self._adapter.load_async(ticket.request_id)
 

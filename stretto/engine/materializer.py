@@ -137,14 +137,7 @@ class Materializer:
                 self._guarded(ticket.request_id, lambda: self._open_outlet(ticket))
             case _Step(pending=pending, results=results):
                 began_ns = time.monotonic_ns()
-                done = Materialized() if pending is None else pending.materialize()
-                for result in results:
-                    outlet = self._outlets.get(result.request_id)
-                    if outlet is not None:
-                        self._guarded(
-                            result.request_id,
-                            lambda o=outlet, r=result: self._deliver(o, r, done),  # type: ignore[misc]
-                        )
+                self._finish_step(pending, results)
                 self._tracer.span("materialize", began_ns, requests=len(results))
             case _Drop(request_id=request_id, report=report):
                 self._outlets.pop(request_id, None)
@@ -152,15 +145,33 @@ class Materializer:
             case _Stop():
                 pass
 
+    def _finish_step(self, pending: PendingOutput | None, results: list[StepResult]) -> None:
+        try:
+            done = Materialized() if pending is None else pending.materialize()
+        except Exception as error:
+            for result in results:
+                self._fail(result.request_id, error)
+            return
+        for result in results:
+            outlet = self._outlets.get(result.request_id)
+            if outlet is not None:
+                self._guarded(
+                    result.request_id,
+                    lambda o=outlet, r=result: self._deliver(o, r, done),  # type: ignore[misc]
+                )
+
     def _guarded(self, request_id: str, action: Callable[[], None]) -> None:
         """Runs `action`; an error in it ends this request. A bridge may be anyone's code."""
         try:
             action()
         except Exception as error:
-            log.exception("request %s failed while its output was handed on", request_id)
-            self._outlets.pop(request_id, None)
-            self._publish(StageErred(request_id, f"{type(error).__name__}: {error}"))
-            self._on_error(request_id)
+            self._fail(request_id, error)
+
+    def _fail(self, request_id: str, error: Exception) -> None:
+        log.error("request %s failed as its output was handed on", request_id, exc_info=error)
+        self._outlets.pop(request_id, None)
+        self._publish(StageErred(request_id, f"{type(error).__name__}: {error}"))
+        self._on_error(request_id)
 
     def _open_outlet(self, ticket: StageRequest) -> None:
         stream = None

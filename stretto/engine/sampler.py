@@ -29,8 +29,6 @@ class Draw:
         self.generator = generator
 
     def num_candidates(self, vocab_size: int) -> int:
-        if self.params.greedy:
-            return 1
         top_k = self.params.top_k
         return min(top_k, vocab_size) if top_k else vocab_size
 
@@ -40,54 +38,70 @@ def new_generator(seed: int, device: torch.device) -> torch.Generator:
 
 
 class DrawPlan:
-    """How the rows of one batch draw from a vocabulary, as tensors."""
+    """How the rows of one batch draw from a vocabulary, as tensors.
+
+    Rows with equally many candidates draw together, so that who is a candidate (of equal logits)
+    does not depend on the batch. Mostly there is one such group.
+    """
 
     def __init__(self, draws: Sequence[Draw], vocab_size: int, device: torch.device) -> None:
+        by_width: dict[int, list[int]] = {}
+        for row, own in enumerate(draws):
+            width = 0 if own.params.greedy else own.num_candidates(vocab_size)
+            by_width.setdefault(width, []).append(row)
+        self._groups = [
+            _Group([draws[row] for row in rows], width, device) for width, rows in by_width.items()
+        ]
+        self._rows = [torch.tensor(rows, device=device) for rows in by_width.values()]
+        self._num_rows = len(draws)
+
+    def noise(self, steps: int) -> list[Tensor | None]:
+        """What `steps` draws of every row need; for `pick`."""
+        return [group.noise(steps) for group in self._groups]
+
+    def pick(self, logits: Tensor, noise: list[Tensor | None], step: int) -> Tensor:
+        """Ids [rows] of draw `step` from logits [rows, V]."""
+        if len(self._groups) == 1:
+            return self._groups[0].pick(logits, noise[0], step)
+        ids = torch.empty(self._num_rows, dtype=torch.int64, device=logits.device)
+        for group, rows, own in zip(self._groups, self._rows, noise, strict=True):
+            ids[rows] = group.pick(logits[rows], own, step)
+        return ids
+
+
+class _Group:
+    """Rows with the same number of candidates; 0 stands for greedy rows."""
+
+    def __init__(self, draws: Sequence[Draw], width: int, device: torch.device) -> None:
         params = [own.params for own in draws]
         self._draws = draws
+        self._width = width
         self._device = device
-        self._widths = [own.num_candidates(vocab_size) for own in draws]
-        self._width = max(self._widths)
-        self._sampled = [not own.greedy for own in params]
-        self.is_greedy = not any(self._sampled)
-        if self.is_greedy:
-            return
-        temperatures = [own.temperature or 1.0 for own in params]
+        temperatures = [own.temperature for own in params]
         self._temperature = _column_unless(temperatures, 1.0, device)
         self._top_p = _column_unless([own.top_p for own in params], 1.0, device)
         self._min_p = _column_unless([own.min_p for own in params], 0.0, device)
-        self._beyond: Tensor | None = None
-        if min(self._widths) < self._width:
-            candidates = torch.arange(self._width, device=device)
-            self._beyond = candidates >= torch.tensor(self._widths, device=device)[:, None]
-        self._is_sampled: Tensor | None = None
-        if not all(self._sampled):
-            self._is_sampled = torch.tensor(self._sampled, device=device)
 
     def noise(self, steps: int) -> Tensor | None:
-        """What `steps` draws of every row need, [steps, rows, candidates]; None if none does."""
-        if self.is_greedy:
+        """[steps, rows, width], each row's from its own generator; None for greedy rows."""
+        if not self._width:
             return None
-        shape = (steps, len(self._draws), self._width)
-        noise = torch.ones(shape, device=self._device)
-        for row, (own, width) in enumerate(zip(self._draws, self._widths, strict=True)):
-            if self._sampled[row]:
-                values = torch.empty(steps, width, device=self._device)
-                noise[:, row, :width] = values.exponential_(generator=own.generator)
-        return noise
+        shape = (steps, self._width)
+        rows = [
+            torch.empty(shape, device=self._device).exponential_(generator=own.generator)
+            for own in self._draws
+        ]
+        return rows[0][:, None] if len(rows) == 1 else torch.stack(rows, 1)
 
-    def pick(self, logits: Tensor, noise: Tensor | None) -> Tensor:
-        """Ids [rows] from logits [rows, V]; `noise` [rows, candidates] of one step."""
+    def pick(self, logits: Tensor, noise: Tensor | None, step: int) -> Tensor:
         if noise is None:
             return logits.argmax(-1)
         scores, ids = logits.topk(self._width, -1)
         scores = scores.to(torch.float32)
         if self._temperature is not None:
             scores = scores / self._temperature
-        if self._beyond is not None:
-            scores = scores.masked_fill_(self._beyond, NEVER)
         probs = scores.softmax(-1)
-        weights = probs / noise
+        weights = probs / noise[step]
         if self._top_p is not None:
             # A candidate stays while those before it do not make up top_p; the best always does.
             before = probs.cumsum(-1) - probs
@@ -95,12 +109,7 @@ class DrawPlan:
             weights.masked_fill_(before >= self._top_p, 0.0)
         if self._min_p is not None:
             weights.masked_fill_(probs < self._min_p * probs[:, :1], 0.0)
-        best = weights.argmax(-1, keepdim=True)
-        picked = ids.gather(-1, best).squeeze(-1)
-        # Candidates are sorted: a greedy row's id is its first.
-        return (
-            picked if self._is_sampled is None else torch.where(self._is_sampled, picked, ids[:, 0])
-        )
+        return ids.gather(-1, weights.argmax(-1, keepdim=True)).squeeze(-1)
 
 
 class _BatchPlan:
@@ -147,7 +156,8 @@ class Sampler:
         self._draws[row] = own = Draw(params, generator)
         self._plan = None
         self._num_drawn[row] = 0
-        ids = params.stop_token_ids
+        # A stop id that the vocabulary has not can never be drawn.
+        ids = [token_id for token_id in params.stop_token_ids if token_id < self._vocab_size]
         self._stop_ids[row] = torch.tensor(ids, device=self._device) if ids else None
         if params.repetition_penalty != 1.0:
             self._seen = self._table(self._seen, torch.bool)
@@ -178,8 +188,7 @@ class Sampler:
             stop_ids = self._stop_ids[row]
             if stop_ids is not None and self._num_drawn[row] < self._draw_of(row).params.min_tokens:
                 logits[index, stop_ids] = NEVER
-        noise = plan.draw.noise(1)
-        ids = plan.draw.pick(logits, None if noise is None else noise[0])
+        ids = plan.draw.pick(logits, plan.draw.noise(1), 0)
         for row in rows:
             self._num_drawn[row] += 1
         if plan.repetition is not None and self._seen is not None:

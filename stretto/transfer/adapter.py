@@ -105,6 +105,8 @@ class ChunkTransferAdapter(TransferAdapter):
         self._codec: Codec[Chunk] = Codec(Chunk)
         self._streams: dict[str, InboundStream] = {}
         self._early: dict[str, tuple[float, list[Chunk | TransferError]]] = {}
+        # Judged already: chunks that had come before their request.
+        self._accepted: list[Chunk | TransferError] = []
         self._left: OrderedDict[str, None] = OrderedDict()
         self._received: queue.SimpleQueue[Chunk | TransferError] = queue.SimpleQueue()
         self._unsent: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
@@ -123,7 +125,7 @@ class ChunkTransferAdapter(TransferAdapter):
         if request_id in self._early:
             _, chunks = self._early.pop(request_id)
             for chunk in chunks:
-                self._received.put(chunk)
+                self._accepted += self._judge(chunk)
             self._wake()
 
     def arrivals(self) -> list[Chunk | TransferError]:
@@ -131,7 +133,7 @@ class ChunkTransferAdapter(TransferAdapter):
         if not self._threaded and self._inbound is not None:
             while self._receive(timeout=0.0):
                 pass
-        accepted: list[Chunk | TransferError] = [*_drain(self._unsendable)]
+        accepted, self._accepted = [*self._accepted, *_drain(self._unsendable)], []
         for arrival in _drain(self._received):
             accepted += self._judge(arrival)
         return accepted + self._overdue()
@@ -233,13 +235,14 @@ class ChunkTransferAdapter(TransferAdapter):
         if key is None:
             return False
         began_ns = time.monotonic_ns()
-        data = connector.get(edge.from_stage, edge.to_stage, key, timeout=POLL_S)
         try:
+            data = connector.get(edge.from_stage, edge.to_stage, key, timeout=POLL_S)
             self._received.put(self._codec.decode(data))
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (ValueError, TimeoutError) as error:
             message = f"chunk {key} cannot be read: {error}"
             self._received.put(TransferError(request_of(key), edge.label, message))
-        self._tracer.span("get", began_ns, key=key, bytes=len(data))
+        else:
+            self._tracer.span("get", began_ns, key=key, bytes=len(data))
         return True
 
     def _save_loop(self) -> None:
@@ -254,7 +257,7 @@ class ChunkTransferAdapter(TransferAdapter):
         try:
             size = connector.put(edge.from_stage, edge.to_stage, key, self._codec.encode(chunk))
             self._tracer.span("put", began_ns, key=key, bytes=size)
-        except (ConnectorClosed, TimeoutError, OSError) as error:
+        except (ConnectorClosed, TimeoutError, OSError, TypeError, ValueError) as error:
             message = f"chunk {chunk.index} was not sent: {error}"
             self._unsendable.put(TransferError(chunk.request_id, edge.label, message))
             self._wake()

@@ -51,14 +51,15 @@ class SharedMemoryConnector:
 
     def put(self, from_stage: str, to_stage: str, put_key: str, data: Sequence[Buffer]) -> int:
         key = put_key.encode()
-        length = sum(len(buffer) for buffer in data)
+        views = [memoryview(buffer).cast("B") for buffer in data]
+        length = sum(len(view) for view in views)
         self._socket.settimeout(self._send_timeout)
         try:
             if length <= self._inline_bytes:
                 head = HEADER.pack(len(key), length, False) + key
-                self._socket.sendmsg([head, *_few(data)])
+                self._socket.sendmsg([head, *_few(views)])
                 return length
-            descriptor = _memory_file(put_key, data)
+            descriptor = _memory_file(put_key, views)
             try:
                 head = HEADER.pack(len(key), length, True) + key
                 rights = array.array("i", [descriptor])
@@ -118,21 +119,20 @@ class SharedMemoryConnector:
         return True
 
 
-def _few(data: Sequence[Buffer]) -> Sequence[Buffer]:
-    return data if len(data) < MAX_BUFFERS else [b"".join(data)]
+def _few(views: Sequence[memoryview]) -> Sequence[Buffer]:
+    return views if len(views) < MAX_BUFFERS else [b"".join(views)]
 
 
-def _memory_file(name: str, data: Sequence[Buffer]) -> int:
-    """The descriptor of a memory file that holds the buffers."""
+def _memory_file(name: str, views: Sequence[memoryview]) -> int:
+    """The descriptor of a memory file that holds the bytes."""
     descriptor = os.memfd_create(name[:200], os.MFD_CLOEXEC)
     try:
-        for buffer in data:
-            rest = memoryview(buffer)
+        for rest in views:
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
     except OSError as error:
         os.close(descriptor)
-        size = sum(len(buffer) for buffer in data)
+        size = sum(len(view) for view in views)
         raise OSError(
             error.errno, f"no shared memory for a chunk of {size} bytes: {error.strerror}"
         ) from error
