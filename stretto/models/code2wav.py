@@ -37,6 +37,8 @@ SNAKE_EPSILON = 1e-9
 CONVNEXT_EPSILON = 1e-6
 CONVNEXT_KERNEL = 7
 DECODER_KERNEL = 7
+# Frames of one call, padding included; 250 at once cost a quarter more per frame than 100.
+CPU_BATCH_FRAMES = 100
 RESIDUAL_DILATIONS = (1, 3, 9)
 
 
@@ -111,7 +113,8 @@ class _Snake:
     inverse_beta: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.addcmul(x, torch.sin(x * self.alpha).square_(), self.inverse_beta)
+        y = (x * self.alpha).sin_().square_()
+        return torch.addcmul(x, y, self.inverse_beta, out=y)
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,15 @@ class Code2Wav:
         `codes[i]` are the next frames of the stream with `states[i]`, int64 [frames, codebooks],
         at least one frame; streams may give different numbers of frames.
         """
+        samples: list[Tensor | None] = [None] * len(codes)
+        for rows in _batches([len(frames) for frames in codes], self.device):
+            fed = self._feed([codes[row] for row in rows], [states[row] for row in rows])
+            for row, part in zip(rows, fed, strict=True):
+                samples[row] = part
+        return [part for part in samples if part is not None]
+
+    def _feed(self, codes: Sequence[Tensor], states: Sequence[VocoderState]) -> list[Tensor]:
+        """As `feed`, in one call of the network; rows are padded to the longest."""
         feed = _Feed([len(frames) for frames in codes], list(states), self.device)
         width = max(feed.lengths)
         padded = [F.pad(frames, (0, 0, 0, width - len(frames))) for frames in codes]
@@ -402,6 +414,25 @@ class Code2Wav:
     def _new_tail(self, channels: int, length: int) -> int:
         self._tail_shapes.append((channels, length))
         return len(self._tail_shapes) - 1
+
+
+def _batches(lengths: list[int], device: torch.device) -> list[list[int]]:
+    """Rows that go through the network together: of like length, and not too many at once.
+
+    Padding is work, so a row shares a call with rows at most twice its length. On a CPU a call's
+    activations should stay in cache (docs/log.md, "Vocoder batches").
+    """
+    batches: list[list[int]] = []
+    longest = 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        fits = batches and 2 * lengths[row] >= longest
+        if device.type == "cpu" and batches:
+            fits = fits and longest * (len(batches[-1]) + 1) <= CPU_BATCH_FRAMES
+        if not fits:
+            batches.append([])
+            longest = lengths[row]
+        batches[-1].append(row)
+    return batches
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
