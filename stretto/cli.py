@@ -358,6 +358,7 @@ def _add_check(commands: Any) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     from stretto.config.resolve import effective_values
+    from stretto.engine.async_output import choose_async_output
     from stretto.pipeline.frontend import open_model
 
     model = open_model(
@@ -367,6 +368,10 @@ def _check(options: argparse.Namespace) -> int:
     widths = [max(len(str(row[column])) for row in values) for column in (0, 1)]
     for path, value, source in values:
         print(f"{path:{widths[0]}}  {value!s:{widths[1]}}  {source}")
+    print()
+    for stage in model.config.stages:
+        output = choose_async_output(stage, async_chunk=model.config.async_chunk)
+        print(f"{stage.name}: async output {'on' if output.enabled else 'off'} ({output.reason})")
     return 0
 
 

@@ -73,6 +73,7 @@ class StageFinished(msgspec.Struct, frozen=True, tag=True):
     num_units: int
     queue_s: float
     busy_s: float
+    num_cached_tokens: int = 0
 
 
 class StageErred(msgspec.Struct, frozen=True, tag=True):
@@ -94,6 +95,9 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     num_waiting: int
     num_waiting_for_chunk: int
     dropped_chunks: int
+    kv_usage: float = 0.0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
 
 
 class StageDied(msgspec.Struct, frozen=True, tag=True):
@@ -113,6 +117,8 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     text_tokens: int
     audio_tokens: int
+    # Of the prompt's: taken from the prefix cache.
+    cached_tokens: int = 0
 
     @property
     def completion_tokens(self) -> int:
@@ -135,6 +141,7 @@ class StageWork(msgspec.Struct, frozen=True):
     num_units: int
     queue_s: float
     busy_s: float
+    num_cached_tokens: int = 0
 
 
 class TextDelta(msgspec.Struct, frozen=True):

@@ -179,6 +179,8 @@ class Request(Generic[InboxT]):
         self.text = text
         self.status = RequestStatus.WAITING_FOR_CHUNK
         self.num_computed_tokens = 0
+        # Positions of the prompt that were not computed but taken from the prefix cache.
+        self.num_cached_tokens = 0
         self.output_ids: list[int] = []
         # None until the request is admitted.
         self.place: Place | None = None

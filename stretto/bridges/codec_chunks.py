@@ -4,10 +4,14 @@ The vocoder keeps its own state, so a chunk holds new frames only and any cut is
 cut costs is time: the listener waits for the first chunk, the device prefers few large ones. This
 module decides the sizes. It knows no thread, device or connector.
 
-    frames  0 1 2 3 4 5 6 7 8 9 ...        initial 2, then 4
+    frames  0 1 2 3 4 5 6 7 8 9 ...        initial 2, growth 1.5, at most 4
     chunk 0 [. .]
-    chunk 1     [. . . .]
-    chunk 2             [. . . .]
+    chunk 1     [. . .]
+    chunk 2           [. . . .]
+
+A player that has begun must never run dry: while it plays one chunk, the next has to be made. At a
+real-time factor r that holds as long as chunks grow by less than 1 / r each: so sizes grow by a
+fixed factor, and no stream whose Talker keeps below 0.8 has a gap (docs/log.md, "Chunk sizes").
 
 Both ends of the edge cut by the same rule: the sender to hand on early, the receiver so that the
 vocoder is called with the same portions, and so gives the same bits, when everything comes at once.
@@ -35,11 +39,15 @@ def initial_frames_for_load(num_requests: int, codec_chunk_frames: int) -> int:
 
 
 class CodecChunker:
-    """Collects frames and gives them back in portions: `initial`, then `steady` at a time."""
+    """Collects frames and gives them back in portions: `initial` first, `steady` in the end.
 
-    def __init__(self, *, initial: int, steady: int) -> None:
-        self._next_size = initial
+    Between them each portion is `growth` times as large as the one before; None jumps at once.
+    """
+
+    def __init__(self, *, initial: int, steady: int, growth: float | None = None) -> None:
+        self._size = float(initial)
         self._steady = steady
+        self._growth = growth
         self._frames: list[np.ndarray] = []
 
     @property
@@ -48,7 +56,7 @@ class CodecChunker:
 
     @property
     def is_ready(self) -> bool:
-        return len(self._frames) >= self._next_size
+        return len(self._frames) >= int(self._size)
 
     def push(self, frames: np.ndarray) -> None:
         """Frames [n, num_codebooks] that follow on those before them."""
@@ -56,7 +64,8 @@ class CodecChunker:
 
     def cut(self) -> np.ndarray:
         """The next portion [n, num_codebooks]: a full one if there is one, else what is left."""
-        portion = self._frames[: self._next_size]
-        self._frames = self._frames[self._next_size :]
-        self._next_size = self._steady
+        size = int(self._size)
+        portion, self._frames = self._frames[:size], self._frames[size:]
+        grown = self._steady if self._growth is None else self._size * self._growth
+        self._size = min(grown, float(self._steady))
         return np.stack(portion)

@@ -27,7 +27,9 @@ class TalkerToCode2Wav:
     def _chunker(self, ticket: StageRequest) -> CodecChunker:
         assert ticket.speech is not None
         return CodecChunker(
-            initial=ticket.speech.initial_codec_chunk_frames, steady=self._codec.codec_chunk_frames
+            initial=ticket.speech.initial_codec_chunk_frames,
+            steady=self._codec.codec_chunk_frames,
+            growth=self._codec.codec_chunk_growth,
         )
 
 

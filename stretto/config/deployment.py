@@ -34,6 +34,12 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # Prompt positions per step and request; prefill runs in cells of this size, so that where it
     # is cut does not depend on when rows arrive.
     prefill_chunk_tokens: Positive = 512
+    # Keep the KV of finished requests and begin new ones behind what they share with them.
+    enable_prefix_caching: bool = False
+    # Positions kept for that at most, over all finished requests.
+    prefix_cache_tokens: Positive = 32768
+    # Build outputs behind the next step instead of before it; "auto" does where it is safe.
+    async_output: Literal["auto", "off"] = "auto"
     # Positions per request at most; "auto" is what the checkpoint was made for.
     max_model_len: Positive | Auto = "auto"
     output: Literal["text", "audio"] | None = None
@@ -66,6 +72,10 @@ class CodecChunkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     codec_chunk_frames: Positive = 25
     # "auto": chosen from the load at admission, small when idle.
     initial_codec_chunk_frames: Positive | Auto = "auto"
+
+    # How much larger each chunk is than the one before, until codec_chunk_frames is reached; null
+    # goes there at once. Below 1 / RTF the player never waits: 1.2 is enough up to an RTF of 0.8.
+    codec_chunk_growth: Annotated[float, msgspec.Meta(ge=1.05, le=64)] | None = 1.2
 
     def __post_init__(self) -> None:
         initial = self.initial_codec_chunk_frames
@@ -111,6 +121,12 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two stages are called {name!r}")
+        for stage in self.stages[1:]:
+            if stage.enable_prefix_caching:
+                raise ValueError(
+                    f"stage {stage.name}: enable_prefix_caching: only the entry stage has a prompt "
+                    "of ids; what the others have computed depends on what they drew"
+                )
         want = list(itertools.pairwise(names))
         have = [(edge.from_stage, edge.to_stage) for edge in self.connectors]
         if have != want:

@@ -108,11 +108,15 @@ class ARRunner(abc.ABC):
         return self._finish(hidden, token_ids, rows)
 
     def _admit(self, admission: Admission) -> Draw:
-        ticket = admission.ticket
+        ticket, place = admission.ticket, admission.place
+        if admission.num_copied_blocks:
+            self._cache.copy_blocks(
+                admission.copied_from, place.first_block, admission.num_copied_blocks
+            )
         seed = ticket.sampling.seed
         assert seed is not None, "the front gives every request a seed"
         return self._sampler.admit(
-            admission.place.row,
+            place.row,
             ticket.sampling,
             seed=stage_seed(seed, self._stage_id),
             prompt=ticket.prompt_token_ids,

@@ -15,8 +15,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from stretto.engine.block_manager import BlockManager
-from stretto.engine.scheduler import Admission, ARBatch, ScheduledRows, StepResult, TableScheduler
+from stretto.engine.prefix_cache import PrefixCache
+from stretto.engine.scheduler import (
+    Admission,
+    ARBatch,
+    ScheduledRows,
+    SchedulerLoad,
+    StepResult,
+    TableScheduler,
+)
 from stretto.request import FinishReason, Inbox, Request, RequestStatus, StageRequest
 from stretto.text import TextStream
 
@@ -36,6 +46,15 @@ class ARInbox(Inbox, Protocol):
 
 
 class ARRequest(Request[ARInbox]):
+    def __init__(self, ticket: StageRequest, inbox: ARInbox, text: TextStream | None) -> None:
+        super().__init__(ticket, inbox, text)
+        # Cached prompt positions that the bridge has yet to be told of.
+        self.num_unreported = 0
+
+    def take_unreported(self) -> int:
+        count, self.num_unreported = self.num_unreported, 0
+        return count
+
     def next_stop(self, cell: int) -> int | None:
         """Where the next rows of this request end; None while its input does not reach that far."""
         inbox, start = self.inbox, self.num_computed_tokens
@@ -55,12 +74,14 @@ class ARScheduler(TableScheduler[ARRequest]):
         max_num_seqs: int,
         prefill_chunk_tokens: int,
         blocks: BlockManager,
+        prefix_cache: PrefixCache | None = None,
         open_inbox: Callable[[StageRequest], ARInbox],
         open_text: Callable[[StageRequest], TextStream] | None,
     ) -> None:
         super().__init__(max_num_seqs=max_num_seqs)
         self._cell = prefill_chunk_tokens
         self._blocks = blocks
+        self._prefix_cache = prefix_cache
         self._open_inbox = open_inbox
         self._open_text = open_text
 
@@ -71,12 +92,13 @@ class ARScheduler(TableScheduler[ARRequest]):
             prompt_budget = self._take(request, items, prompt_budget)
         admitted: list[Admission] = []
         for request in self._table.with_status(RequestStatus.WAITING):
-            run = self._blocks.reserve(request.ticket.max_positions) if self._free_rows else None
+            run = self._reserve(request.ticket.max_positions) if self._free_rows else None
             if run is None:
                 # Strictly in order of arrival: a large request is not overtaken for ever.
                 break
             first, count = run
-            admitted.append(self._admit(request, first_block=first, num_blocks=count))
+            admission = self._admit(request, first_block=first, num_blocks=count)
+            admitted.append(self._behind_prefix(request, admission))
             prompt_budget = self._take(request, items, prompt_budget)
         return ARBatch(tuple(admitted), tuple(items)) if items or admitted else None
 
@@ -103,7 +125,7 @@ class ARScheduler(TableScheduler[ARRequest]):
                     request,
                     finish_reason=reason,
                     output_index=index,
-                    num_prompt_rows=item.num_prompt_rows,
+                    num_prompt_rows=item.num_prompt_rows + request.take_unreported(),
                     token_id=token_id,
                     text=text,
                 )
@@ -123,10 +145,43 @@ class ARScheduler(TableScheduler[ARRequest]):
     def _num_units(self, request: ARRequest) -> int:
         return len(request.output_ids)
 
+    def load(self) -> SchedulerLoad:
+        load, cache = super().load(), self._prefix_cache
+        held = sum(request.place.num_blocks for request in self._table if request.place is not None)
+        return msgspec.structs.replace(
+            load,
+            kv_usage=held / self._blocks.num_blocks,
+            prefix_queried_tokens=0 if cache is None else cache.num_queried_tokens,
+            prefix_hit_tokens=0 if cache is None else cache.num_hit_tokens,
+        )
+
     def _remove(self, request: ARRequest) -> None:
         super()._remove(request)
-        if request.place is not None:
-            self._blocks.release(request.place.first_block, request.place.num_blocks)
+        if request.place is None:
+            return
+        first, count = request.place.first_block, request.place.num_blocks
+        if self._prefix_cache is None:
+            self._blocks.release(first, count)
+            return
+        token_ids = (*request.ticket.prompt_token_ids, *request.output_ids)
+        computed = token_ids[: request.num_computed_tokens]
+        self._prefix_cache.keep(computed, first_block=first, num_blocks=count)
+
+    def _reserve(self, num_positions: int) -> tuple[int, int] | None:
+        """Blocks for a request, out of the prefix cache's if need be."""
+        run = self._blocks.reserve(num_positions)
+        while run is None and self._prefix_cache is not None and self._prefix_cache.evict():
+            run = self._blocks.reserve(num_positions)
+        return run
+
+    def _behind_prefix(self, request: ARRequest, admission: Admission) -> Admission:
+        """The admission with what the prefix cache has of the prompt; its blocks are reserved."""
+        if self._prefix_cache is None:
+            return admission
+        first, count = self._prefix_cache.match(request.ticket.prompt_token_ids)
+        cached = count * self._blocks.block_size
+        request.num_computed_tokens = request.num_cached_tokens = request.num_unreported = cached
+        return msgspec.structs.replace(admission, copied_from=first, num_copied_blocks=count)
 
     def _take(self, request: ARRequest, items: list[ScheduledRows], prompt_budget: int) -> int:
         """Puts the request's next rows into the batch if they may run; the budget that is left."""

@@ -193,6 +193,7 @@ class Materializer:
                     num_units=result.num_units,
                     queue_s=result.queue_s,
                     busy_s=result.busy_s,
+                    num_cached_tokens=result.num_cached_tokens,
                 )
             )
 

@@ -44,10 +44,15 @@ class ScheduledFrames(msgspec.Struct, frozen=True):
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """A request that takes its place with this batch."""
+    """A request that takes its place with this batch.
+
+    Its first `num_copied_blocks` blocks are copied from the run at block `copied_from`.
+    """
 
     ticket: StageRequest
     place: Place
+    copied_from: int = 0
+    num_copied_blocks: int = 0
 
 
 class ARBatch(msgspec.Struct, frozen=True):
@@ -86,6 +91,7 @@ class StepResult(msgspec.Struct, frozen=True):
     frames: np.ndarray | None = None
     finish_reason: FinishReason | None = None
     num_units: int = 0
+    num_cached_tokens: int = 0
     queue_s: float = 0.0
     busy_s: float = 0.0
 
@@ -94,6 +100,10 @@ class SchedulerLoad(msgspec.Struct, frozen=True):
     num_running: int
     num_waiting: int
     num_waiting_for_chunk: int
+    # Share of the KV blocks that requests hold.
+    kv_usage: float = 0.0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
 
 
 class Scheduler(Protocol):
@@ -235,6 +245,7 @@ class TableScheduler(abc.ABC, Generic[RequestT]):
             frames=frames,
             finish_reason=finish_reason,
             num_units=self._num_units(request),
+            num_cached_tokens=request.num_cached_tokens,
             queue_s=request.queue_s,
             busy_s=request.busy_s,
         )

@@ -98,6 +98,14 @@ class KVCache:
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
 
+    def copy_blocks(self, source: int, target: int, count: int) -> None:
+        """Copies `count` blocks from block `source` on to block `target` on, in every layer."""
+        size = self.block_size
+        old = slice(source * size, (source + count) * size)
+        new = slice(target * size, (target + count) * size)
+        self.keys[:, new] = self.keys[:, old]
+        self.values[:, new] = self.values[:, old]
+
 
 def unit_pair(x: Tensor, eps: float) -> Tensor:
     """(n, -n) with n = x / rms(x), along the last axis: [..., D] to [..., 2 D].

@@ -21,11 +21,13 @@ from stretto.bridges.thinker_to_talker import ThinkerToTalker
 from stretto.config.deployment import EdgeConfig, StageConfig
 from stretto.engine.ar_runner import TalkerRunner, ThinkerRunner
 from stretto.engine.ar_scheduler import ARScheduler
+from stretto.engine.async_output import choose_async_output
 from stretto.engine.block_manager import BlockManager
 from stretto.engine.engine import StageEngine
 from stretto.engine.generation_runner import GenerationRunner
 from stretto.engine.generation_scheduler import GenerationScheduler
 from stretto.engine.materializer import Materializer, StepKind
+from stretto.engine.prefix_cache import PrefixCache
 from stretto.engine.runner import Runner
 from stretto.engine.sampler import Sampler
 from stretto.engine.scheduler import Scheduler
@@ -119,6 +121,7 @@ def build_stage(
         tracer=tracer,
         threaded=threaded,
     )
+    output = choose_async_output(spec.config, async_chunk=spec.async_chunk)
     # The materializer is made before the engine that it reports errors to.
     engine: list[StageEngine] = []
     materializer = Materializer(
@@ -129,7 +132,7 @@ def build_stage(
         publish=publish,
         on_error=lambda request_id: engine[0].post_error(request_id),
         tracer=tracer,
-        threaded=threaded,
+        threaded=threaded and output.enabled,
     )
     engine.append(
         StageEngine(
@@ -284,10 +287,14 @@ class _Builder:
         open_text: Callable[[StageRequest], TextStream] | None,
     ) -> ARScheduler:
         config = self._spec.config
+        prefix_cache = None
+        if config.enable_prefix_caching:
+            prefix_cache = PrefixCache(blocks, max_tokens=config.prefix_cache_tokens)
         return ARScheduler(
             max_num_seqs=config.max_num_seqs,
             prefill_chunk_tokens=config.prefill_chunk_tokens,
             blocks=blocks,
+            prefix_cache=prefix_cache,
             open_inbox=open_inbox,
             open_text=open_text,
         )

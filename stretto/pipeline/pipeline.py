@@ -397,6 +397,7 @@ class Pipeline:
                 prompt_tokens=len(live.request.prompt_token_ids),
                 text_tokens=live.num_text_tokens,
                 audio_tokens=live.num_frames,
+                cached_tokens=text.num_cached_tokens,
             ),
             timings=Timings(
                 ttft_s=live.first_text_s,

@@ -92,6 +92,9 @@ def _pong(engine: StageEngine) -> Pong:
         num_waiting=load.num_waiting,
         num_waiting_for_chunk=load.num_waiting_for_chunk,
         dropped_chunks=engine.num_dropped_chunks,
+        kv_usage=load.kv_usage,
+        prefix_queried_tokens=load.prefix_queried_tokens,
+        prefix_hit_tokens=load.prefix_hit_tokens,
     )
 
 
