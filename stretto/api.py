@@ -31,6 +31,7 @@ from stretto.events import (
 )
 from stretto.pipeline.frontend import Frontend, Model, Options, Prompt, open_model
 from stretto.pipeline.pipeline import SAMPLE_RATE, Pipeline, PipelineRequest, RequestHandle
+from stretto.pipeline.stage import spawn_workers
 from stretto.request import FinishReason
 
 DEFAULT_MODEL = "parrot"
@@ -107,14 +108,23 @@ class AsyncOmni:
         Raises:
             CheckpointError, StageFailed: nothing is left running.
         """
-        self._frontend = Frontend(self.model, cache_dir=self._cache_dir)
+        workers = None if self._inline else await spawn_workers(len(self.model.config.stages))
+        try:
+            # Off the loop: it imports transformers, which takes seconds.
+            self._frontend = await asyncio.to_thread(
+                Frontend, self.model, cache_dir=self._cache_dir
+            )
+        except BaseException:
+            for worker in workers or ():
+                await worker.discard()
+            raise
         self._pipeline = Pipeline(
             self.model.config,
             self._frontend.spec,
             model_dir=str(self.model.directory),
             tokenizer_file=self._frontend.tokenizer_file,
             context_lengths=self._frontend.context_lengths,
-            inline=self._inline,
+            workers=workers,
             trace=self._trace,
         )
         await self._pipeline.start()

@@ -14,7 +14,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,10 @@ from stretto.events import (
 )
 from stretto.models.qwen3_omni.spec import OmniSpec
 from stretto.pipeline.assembly import Connectors, StageEdge, StageSpec, build_stage
-from stretto.pipeline.stage import InlineStage, Stage, StageProcess
+from stretto.pipeline.stage import InlineStage, Stage, StageProcess, Worker
 from stretto.request import SamplingParams, SpeechOptions, StageRequest
 from stretto.trace import Tracer, merge_parts, part_file
 from stretto.transfer.memory_connector import MemoryConnector
-from stretto.transfer.shm_connector import socket_pair
 
 log = logging.getLogger(__name__)
 
@@ -150,16 +149,17 @@ class Pipeline:
         model_dir: str,
         tokenizer_file: str,
         context_lengths: Mapping[str, int],
-        inline: bool = False,
+        workers: Sequence[Worker] | None = None,
         trace: Path | None = None,
     ) -> None:
         """`context_lengths` are the positions per request of each autoregressive stage.
 
-        `trace` is a file that gets a Chrome trace of everything when the pipeline is closed.
+        `workers` are the processes of the stages, from `spawn_workers`; without them all stages
+        run inline, in the event loop's thread. `trace` is a file that gets a Chrome trace of
+        everything when the pipeline is closed.
         """
         self.config = config
         self._omni = omni
-        self._inline = inline
         self._live: dict[str, _Live] = {}
         self._aborting: dict[str, tuple[set[str], asyncio.Future[None]]] = {}
         self._dead: dict[str, str] = {}
@@ -177,7 +177,10 @@ class Pipeline:
             context_lengths=context_lengths,
             trace=trace,
         )
-        self._stages = self._inline_stages(specs) if inline else self._process_stages(specs)
+        if workers is None:
+            self._stages = self._inline_stages(specs)
+        else:
+            self._stages = self._process_stages(specs, workers)
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -212,7 +215,7 @@ class Pipeline:
                     group.create_task(start(stage))
         except* StageFailed as failures:
             raise failures.exceptions[0] from None
-        if self._inline:
+        if any(isinstance(stage, InlineStage) for stage in self._stages):
             self._spawn(self._step_inline())
 
     async def _warm_up(self) -> None:
@@ -510,20 +513,16 @@ class Pipeline:
         speaking = sum(live.request.speech is not None for live in self._live.values())
         return initial_frames_for_load(speaking, codec.codec_chunk_frames)
 
-    def _process_stages(self, specs: list[StageSpec]) -> list[Stage]:
-        pairs = [socket_pair() for _ in specs[1:]]
-        stages: list[Stage] = []
-        for index, spec in enumerate(specs):
-            stages.append(
-                StageProcess(
-                    spec,
-                    upstream=pairs[index - 1][1] if index > 0 else None,
-                    downstream=pairs[index][0] if index < len(pairs) else None,
-                    step_timeout_s=self.config.step_timeout_s,
-                    on_report=self._on_report,
-                )
+    def _process_stages(self, specs: list[StageSpec], workers: Sequence[Worker]) -> list[Stage]:
+        return [
+            StageProcess(
+                spec,
+                worker,
+                step_timeout_s=self.config.step_timeout_s,
+                on_report=self._on_report,
             )
-        return stages
+            for spec, worker in zip(specs, workers, strict=True)
+        ]
 
     def _inline_stages(self, specs: list[StageSpec]) -> list[Stage]:
         connectors = [MemoryConnector() for _ in specs[1:]]

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from stretto.errors import StageFailed
@@ -29,6 +30,7 @@ from stretto.events import (
 )
 from stretto.pipeline.assembly import BuiltStage, StageSpec
 from stretto.pipeline.channel import LENGTH, frame
+from stretto.transfer.shm_connector import socket_pair
 from stretto.wire import Codec
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 # A stage is asked this often whether it still moves.
 PING_S = 1.0
 # From Shutdown to being killed.
-SHUTDOWN_S = 5.0
+SHUTDOWN_S = 10.0
 
 OnReport = Callable[[str, Report], None]
 
@@ -57,6 +59,46 @@ class Stage(Protocol):
         """Ends the stage; nothing of it is left afterwards."""
 
 
+@dataclass(frozen=True)
+class Worker:
+    """A stage process that was started and has not yet been told what to be."""
+
+    process: asyncio.subprocess.Process
+    control: socket.socket
+
+    async def discard(self) -> None:
+        """Ends a worker that is not needed after all: it reads the end of its channel."""
+        self.control.close()
+        await self.process.wait()
+
+
+async def spawn_workers(count: int) -> list[Worker]:
+    """Starts the processes of `count` stages, with the edges between neighbours.
+
+    They import what they need while the front reads the checkpoint's config.
+    """
+    edges = [socket_pair() for _ in range(count - 1)]
+    workers = []
+    for index in range(count):
+        ours, theirs = socket.socketpair()
+        upstream = edges[index - 1][1] if index > 0 else None
+        downstream = edges[index][0] if index < len(edges) else None
+        ends = [theirs, upstream, downstream]
+        numbers = [-1 if end is None else end.fileno() for end in ends]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "stretto.pipeline.worker",
+            *map(str, numbers),
+            pass_fds=[number for number in numbers if number >= 0],
+        )
+        for end in ends:
+            if end is not None:
+                end.close()
+        workers.append(Worker(process, ours))
+    return workers
+
+
 class StageProcess:
     """A stage in a process of its own, watched over: it answers pings and ends its steps, or goes.
 
@@ -66,21 +108,19 @@ class StageProcess:
     def __init__(
         self,
         spec: StageSpec,
+        worker: Worker,
         *,
-        upstream: socket.socket | None,
-        downstream: socket.socket | None,
         step_timeout_s: float,
         on_report: OnReport,
     ) -> None:
-        """The sockets are this stage's ends of its edges; they are handed over on start."""
         self.name = spec.config.name
         self._spec = spec
-        self._ends = (upstream, downstream)
+        self._worker = worker
+        self._process = worker.process
         self._step_timeout_s = step_timeout_s
         self._on_report = on_report
         self._commands: Codec[Command] = Codec(Command)
         self._reports: Codec[Report] = Codec(Report)
-        self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._answered_s = 0.0
@@ -88,24 +128,10 @@ class StageProcess:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
         return self._process.pid
 
     async def start(self) -> StageReady:
-        ours, theirs = socket.socketpair()
-        numbers = [theirs.fileno()]
-        numbers += [-1 if end is None else end.fileno() for end in self._ends]
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "stretto.pipeline.worker",
-            *map(str, numbers),
-            pass_fds=[number for number in numbers if number >= 0],
-        )
-        for end in (theirs, *self._ends):
-            if end is not None:
-                end.close()
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+        reader, self._writer = await asyncio.open_connection(sock=self._worker.control)
         self._writer.write(frame(Codec[StageSpec](StageSpec), self._spec))
         try:
             first = await self._read(reader)
@@ -113,8 +139,9 @@ class StageProcess:
             raise StageFailed(
                 self.name, f"did not start (exit code {await self._exit_code()})"
             ) from None
-        if not isinstance(first, StageReady):
-            raise StageFailed(self.name, str(first))
+        if isinstance(first, StageDied):
+            raise StageFailed(self.name, first.message)
+        assert isinstance(first, StageReady)
         self._answered_s = time.monotonic()
         self._tasks = [
             asyncio.create_task(self._listen(reader)),
@@ -129,7 +156,8 @@ class StageProcess:
         self._closing = True
         for task in self._tasks[1:]:
             task.cancel()
-        if self._process is None:
+        if self._writer is None:
+            await self._worker.discard()
             return
         self._write(Shutdown())
         try:
@@ -141,8 +169,7 @@ class StageProcess:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
     def _write(self, command: Command) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -179,14 +206,12 @@ class StageProcess:
 
     def _give_up(self, why: str) -> None:
         """The stage hangs: its requests are failed, and the process is ended."""
-        assert self._process is not None
         self._closing = True
         self._on_report(self.name, StageDied(f"hangs: {why} (step_timeout_s); it was killed"))
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def _exit_code(self) -> int:
-        assert self._process is not None
         return await self._process.wait()
 
 
