@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stretto.bridges.prompt_inbox import PromptInbox
 from stretto.bridges.thinker_to_talker import TalkerInbox
+from stretto.engine.host_copy import HostCopy
 from stretto.engine.runner import Materialized
 from stretto.engine.sampler import Draw, DrawPlan, Sampler
 from stretto.engine.scheduler import Admission, ARBatch, ScheduledRows
@@ -39,18 +40,21 @@ class ARPending:
     """The outputs of one autoregressive step."""
 
     def __init__(self, token_ids: Tensor | None, frames: Tensor | None, end_id: int | None) -> None:
-        self._token_ids = token_ids
-        self._frames = frames
+        self._token_ids = None if token_ids is None else HostCopy(token_ids)
+        self._frames = None if frames is None else HostCopy(frames.to(torch.int16))
         # The id for which there is no frame: the Talker's end.
         self._end_id = end_id
 
     def sampled(self) -> list[int]:
-        return [] if self._token_ids is None else self._token_ids.tolist()
+        if self._token_ids is None:
+            return []
+        token_ids: list[int] = self._token_ids.wait().tolist()
+        return token_ids
 
     def materialize(self) -> Materialized:
         if self._frames is None:
             return Materialized()
-        frames = self._frames.to(torch.int16).cpu().numpy()
+        frames = self._frames.wait().numpy()
         return Materialized(
             frames=tuple(
                 None if token_id == self._end_id else frame

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stretto.engine.host_copy import HostCopy
 from stretto.engine.runner import Materialized
 from stretto.engine.scheduler import GenerationBatch
 from stretto.models.code2wav import Code2Wav, VocoderState
@@ -14,13 +15,13 @@ from stretto.models.code2wav import Code2Wav, VocoderState
 
 class GenerationPending:
     def __init__(self, samples: Sequence[Tensor]) -> None:
-        self._samples = samples
+        self._samples = [HostCopy(part) for part in samples]
 
     def sampled(self) -> list[int]:
         return []
 
     def materialize(self) -> Materialized:
-        return Materialized(samples=tuple(part.cpu().numpy() for part in self._samples))
+        return Materialized(samples=tuple(part.wait().numpy() for part in self._samples))
 
 
 class GenerationRunner:
