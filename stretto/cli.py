@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto._version import __version__
-from stretto.errors import StrettoError
+from stretto.errors import ConfigError, StrettoError
 
 if TYPE_CHECKING:
     from stretto.api import Answer, Delta
@@ -34,6 +34,8 @@ EPILOG = """\
 examples:
   stretto say "Computers can learn to speak." -o hello.wav
   stretto say --model tiny --max-tokens 50 --max-frames 100 "Tell me a story."
+  stretto serve parrot --port 8091
+  stretto bench ablation --model tiny --concurrency 1,4
   stretto verify parrot
   stretto check my-deployment.yaml
 
@@ -85,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"stretto {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_say(commands)
+    _add_serve(commands)
     _add_verify(commands)
     _add_check(commands)
     _add_models(commands)
@@ -287,6 +290,72 @@ def _figures_json(answer: Answer) -> str:
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.0f} ms"
+
+
+# ---- serve ---------------------------------------------------------------------------------------
+
+
+def _add_serve(commands: Any) -> None:
+    command = _add_command(
+        commands,
+        "serve",
+        _serve,
+        summary="serve a model over HTTP, as OpenAI's API does",
+        details=(
+            "\nChat completions with text and sound side by side, streamed; speech, models, health,"
+            "\nmetrics. SIGTERM lets running requests finish; a second one does not."
+        ),
+    )
+    command.add_argument("model", metavar="MODEL", nargs="?", default="parrot")
+    command.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
+    command.add_argument("--port", type=int, default=8091, help="0: any; default: %(default)s")
+    command.add_argument(
+        "--api-key", metavar="K", action="append", default=[], help="may be given more than once"
+    )
+    command.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="what requests may call the model; may be given more than once",
+    )
+    command.add_argument(
+        "--max-body-bytes", type=int, metavar="N", default=32 * 2**20, help="default: %(default)s"
+    )
+    command.add_argument(
+        "--drain-s", type=float, metavar="S", default=30.0, help="grace after SIGTERM"
+    )
+    command.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info"
+    )
+    _add_deployment(command)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from stretto.server.run import serve
+    from stretto.server.settings import ServerSettings
+
+    given = {
+        "model": options.model,
+        "host": options.host,
+        "port": options.port,
+        "deploy_config": None if options.deploy_config is None else str(options.deploy_config),
+        "async_chunk": options.async_chunk,
+        "trace": None if options.trace is None else str(options.trace),
+        "cache_dir": str(_cache_dir()),
+        "api_keys": options.api_key,
+        "served_model_names": options.served_model_name,
+        "max_body_bytes": options.max_body_bytes,
+        "drain_s": options.drain_s,
+        "log_level": options.log_level,
+    }
+    try:
+        settings = msgspec.convert(given, ServerSettings, dec_hook=lambda kind, value: kind(value))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"serve: {error}") from error
+    return serve(settings)
 
 
 # ---- verify --------------------------------------------------------------------------------------

@@ -94,8 +94,8 @@ class Timeline:
         self.num_text_tokens = 0
         self.num_prompt_tokens = 0
         self.num_samples = 0
-        # Set where sound comes as a body of bytes: its end is then the time of the last sound.
-        self.sound_is_body = False
+        # Set where all that comes is sound: its end is then the time of the last sound.
+        self.is_sound_alone = False
 
     def text_arrived(self, at_s: float, num_tokens: int) -> None:
         self.token_arrivals.append((at_s, num_tokens))
@@ -128,7 +128,7 @@ class Timeline:
     def rtf(self) -> float | None:
         if self.sound.duration_s == 0.0:
             return None
-        last_s = self.ended_s if self.sound_is_body else self.sound.last_s
+        last_s = self.ended_s if self.is_sound_alone else self.sound.last_s
         return (last_s - self.sent_s) / self.sound.duration_s
 
 

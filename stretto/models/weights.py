@@ -1,8 +1,9 @@
 """Tensors of a checkpoint directory by name, and the check that none is missing or mis-shaped.
 
-A model's loader is one function over a `ParameterSource`. Run over `DeclaredParameters` it says
-which tensors it wants, without reading any; run over a `Checkpoint` it gets them. So the list that
-is checked and the code that loads cannot differ. Knows names and shapes; no model.
+A model's loader is one function over a `ParameterSource`. Run over a `Checkpoint` it gets its
+tensors; run over `DeclaredParameters` it says which ones it wants, without reading any (and slowly:
+meta tensors import half of torch). So the list that is checked and the code that loads cannot
+differ. Knows names and shapes; no model.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class DeclaredParameters:
         return _stack_experts(self, prefix, num_experts, intermediate, hidden)
 
 
+class _Unfit(Exception):
+    """A tensor is missing or mis-shaped: reason to look which ones are."""
+
+
 class Checkpoint:
     """The safetensors files of a directory, one file or sharded; nothing is read before `take`."""
 
@@ -79,11 +84,17 @@ class Checkpoint:
         return tuple(self._files[self._file_of[name]].get_slice(name).get_shape())
 
     def load(self, loader: Callable[[ParameterSource], T]) -> T:
-        """What `loader` makes of this checkpoint, after a check that all it wants is here.
+        """What `loader` makes of this checkpoint.
 
         Raises:
-            CheckpointError: names the tensors that are missing or of another shape.
+            CheckpointError: names all tensors that are missing or of another shape.
         """
+        try:
+            return loader(self)
+        except _Unfit:
+            raise CheckpointError(self._all_problems(loader)) from None
+
+    def _all_problems(self, loader: Callable[[ParameterSource], object]) -> str:
         declared = DeclaredParameters()
         loader(declared)
         problems = [
@@ -91,17 +102,17 @@ class Checkpoint:
             for name, shape in declared.shapes.items()
             if (problem := self._problem(name, shape)) is not None
         ]
-        if problems:
-            shown = "\n  ".join(problems[:SHOWN_PROBLEMS])
-            more = len(problems) - SHOWN_PROBLEMS
-            rest = f"\n  and {more} more" if more > 0 else ""
-            raise CheckpointError(
-                f"{self.directory}: {len(problems)} of {len(declared.shapes)} tensors do not fit "
-                f"the model:\n  {shown}{rest}"
-            )
-        return loader(self)
+        shown = "\n  ".join(problems[:SHOWN_PROBLEMS])
+        more = len(problems) - SHOWN_PROBLEMS
+        rest = f"\n  and {more} more" if more > 0 else ""
+        return (
+            f"{self.directory}: {len(problems)} of {len(declared.shapes)} tensors do not fit the "
+            f"model:\n  {shown}{rest}"
+        )
 
     def take(self, name: str, *shape: int) -> Tensor:
+        if self.shape(name) != shape:
+            raise _Unfit
         tensor: Tensor = self._files[self._file_of[name]].get_tensor(name)
         return tensor.to(device=self._device, dtype=self._dtype or tensor.dtype)
 
