@@ -10,6 +10,7 @@ with Omni("parrot") as omni:
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 
 from stretto import audio
+from stretto.errors import InvalidRequest
 from stretto.events import (
     AudioDelta,
     Event,
@@ -167,12 +169,23 @@ class AsyncOmni:
 
     def prepare(self, prompt: Prompt, **options: Any) -> PipelineRequest:
         """The request of a prompt, checked and not yet started. Raises InvalidRequest."""
-        return self.frontend.prepare(prompt, Options(**options))
+        try:
+            checked = msgspec.convert(options, Options)
+        except msgspec.ValidationError as error:
+            named = re.search(r"`\$\.(\w+)|unknown field `(\w+)", str(error))
+            param = (named[1] or named[2]) if named else "options"
+            raise InvalidRequest(param, str(error)) from error
+        return self.frontend.prepare(prompt, checked)
 
     async def stream(self, prompt: Prompt, **options: Any) -> AsyncIterator[Delta]:
         """The answer as it comes. Raises what `submit` raises, and RequestFailed."""
-        async for event in self.submit(prompt, **options):
-            yield _raised(event)
+        handle = self.submit(prompt, **options)
+        try:
+            async for event in handle:
+                yield _raised(event)
+        finally:
+            # Does nothing to a request that has ended.
+            await handle.abort()
 
     async def generate(self, prompt: Prompt, **options: Any) -> Answer:
         """The whole answer. Raises what `stream` raises."""
@@ -219,9 +232,19 @@ class Omni:
         """As `generate_all`, each prompt with options of its own."""
 
         async def side_by_side() -> list[Answer]:
-            return await asyncio.gather(
-                *(self._omni.generate(prompt, **options) for prompt, options in requests)
-            )
+            # All are checked before the first is started.
+            for prompt, options in requests:
+                self._omni.prepare(prompt, **options)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(self._omni.generate(prompt, **options))
+                        for prompt, options in requests
+                    ]
+            except BaseExceptionGroup as failures:
+                # The others were cancelled for it.
+                raise failures.exceptions[0] from None
+            return [task.result() for task in tasks]
 
         return self._run(side_by_side())
 

@@ -426,8 +426,8 @@ def _add_check(commands: Any) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from stretto.config.async_output import choose_async_output
     from stretto.config.resolve import effective_values
-    from stretto.engine.async_output import choose_async_output
     from stretto.pipeline.frontend import open_model
 
     model = open_model(

@@ -8,6 +8,7 @@ StrettoError
 └── RequestFailed        a request was accepted and could not be finished
     ├── StageFailed      a stage died, hung or raised; names the stage
     ├── TransferFailed   a chunk was lost, late or unreadable; names the edge
+    ├── RequestAborted   its owner, or somebody else who may, took it back
     └── PipelineClosed   the pipeline was shut down meanwhile
 """
 
@@ -60,6 +61,10 @@ class TransferFailed(RequestFailed):
     def __init__(self, edge: str, message: str) -> None:
         super().__init__(f"edge {edge}: {message}")
         self.edge = edge
+
+
+class RequestAborted(RequestFailed):
+    """The request was taken back; whoever still reads its events is told so."""
 
 
 class PipelineClosed(RequestFailed):

@@ -82,6 +82,8 @@ class ARScheduler(TableScheduler[ARRequest]):
         self._cell = prefill_chunk_tokens
         self._blocks = blocks
         self._prefix_cache = prefix_cache
+        # Read by other threads, which must not walk the table.
+        self._num_held_blocks = 0
         self._open_inbox = open_inbox
         self._open_text = open_text
 
@@ -97,6 +99,7 @@ class ARScheduler(TableScheduler[ARRequest]):
                 # Strictly in order of arrival: a large request is not overtaken for ever.
                 break
             first, count = run
+            self._num_held_blocks += count
             admission = self._admit(request, first_block=first, num_blocks=count)
             admitted.append(self._behind_prefix(request, admission))
             prompt_budget = self._take(request, items, prompt_budget)
@@ -147,10 +150,9 @@ class ARScheduler(TableScheduler[ARRequest]):
 
     def load(self) -> SchedulerLoad:
         load, cache = super().load(), self._prefix_cache
-        held = sum(request.place.num_blocks for request in self._table if request.place is not None)
         return msgspec.structs.replace(
             load,
-            kv_usage=held / self._blocks.num_blocks,
+            kv_usage=self._num_held_blocks / self._blocks.num_blocks,
             prefix_queried_tokens=0 if cache is None else cache.num_queried_tokens,
             prefix_hit_tokens=0 if cache is None else cache.num_hit_tokens,
         )
@@ -160,6 +162,7 @@ class ARScheduler(TableScheduler[ARRequest]):
         if request.place is None:
             return
         first, count = request.place.first_block, request.place.num_blocks
+        self._num_held_blocks -= count
         if self._prefix_cache is None:
             self._blocks.release(first, count)
             return

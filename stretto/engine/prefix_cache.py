@@ -70,7 +70,8 @@ class PrefixCache:
         self._runs[first_block] = run
         self._num_blocks += len(keys)
         for key in keys:
-            self._holder.setdefault(key, run)
+            # The newest: it is thrown out last.
+            self._holder[key] = run
         while self._num_blocks > self._max_blocks:
             self.evict()
 
@@ -80,7 +81,7 @@ class PrefixCache:
             return False
         _, run = self._runs.popitem(last=False)
         for key in run.keys:
-            if self._holder[key] is run:
+            if self._holder.get(key) is run:
                 del self._holder[key]
         self._num_blocks -= len(run.keys)
         self._blocks.release(run.first_block, len(run.keys))

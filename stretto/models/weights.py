@@ -8,11 +8,11 @@ differ. Knows names and shapes; no model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -26,6 +26,12 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 # A wrong directory lacks thousands of tensors; a person reads the first few.
 SHOWN_PROBLEMS = 8
+
+
+class _Index(msgspec.Struct):
+    """A safetensors index, as far as it is read."""
+
+    weight_map: dict[str, str]
 
 
 class ParameterSource(Protocol):
@@ -43,6 +49,8 @@ class DeclaredParameters:
 
     def __init__(self) -> None:
         self.shapes: dict[str, Shape] = {}
+        # Experts by prefix: their number, intermediate and hidden size.
+        self.experts: dict[str, tuple[int, int, int]] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
         self.shapes[name] = shape
@@ -51,6 +59,7 @@ class DeclaredParameters:
     def take_experts(
         self, prefix: str, *, num_experts: int, intermediate: int, hidden: int
     ) -> tuple[Tensor, Tensor]:
+        self.experts[prefix] = (num_experts, intermediate, hidden)
         return _stack_experts(self, prefix, num_experts, intermediate, hidden)
 
 
@@ -97,16 +106,22 @@ class Checkpoint:
     def _all_problems(self, loader: Callable[[ParameterSource], object]) -> str:
         declared = DeclaredParameters()
         loader(declared)
+        shapes = declared.shapes
+        for prefix, (number, intermediate, hidden) in declared.experts.items():
+            if f"{prefix}.gate_up_proj" in self._file_of:
+                shapes = {n: s for n, s in shapes.items() if not n.startswith(f"{prefix}.")}
+                shapes[f"{prefix}.gate_up_proj"] = (number, 2 * intermediate, hidden)
+                shapes[f"{prefix}.down_proj"] = (number, hidden, intermediate)
         problems = [
             problem
-            for name, shape in declared.shapes.items()
+            for name, shape in shapes.items()
             if (problem := self._problem(name, shape)) is not None
         ]
         shown = "\n  ".join(problems[:SHOWN_PROBLEMS])
         more = len(problems) - SHOWN_PROBLEMS
         rest = f"\n  and {more} more" if more > 0 else ""
         return (
-            f"{self.directory}: {len(problems)} of {len(declared.shapes)} tensors do not fit the "
+            f"{self.directory}: {len(problems)} of {len(shapes)} tensors do not fit the "
             f"model:\n  {shown}{rest}"
         )
 
@@ -128,26 +143,10 @@ class Checkpoint:
 
     def _problem(self, name: str, shape: Shape) -> str | None:
         found = self.shape(name)
-        if found is None and ".experts." in name:
-            return self._fused_experts_problem(name, shape)
         if found is None:
             return f"{name} {list(shape)} is missing"
         if found != shape:
             return f"{name} is {list(found)}, expected {list(shape)}"
-        return None
-
-    def _fused_experts_problem(self, name: str, shape: Shape) -> str | None:
-        """As `_problem`, for a checkpoint that keeps all experts of a layer in one tensor."""
-        prefix, _, projection = name.removesuffix(".weight").rpartition(".")
-        fused = prefix.rpartition(".")[0] + (
-            ".down_proj" if projection == "down_proj" else ".gate_up_proj"
-        )
-        found = self.shape(fused)
-        if found is None:
-            return f"{name} {list(shape)} is missing"
-        rows = shape[0] if projection == "down_proj" else 2 * shape[0]
-        if found[1:] != (rows, shape[1]):
-            return f"{fused} is {list(found)}, expected [experts, {rows}, {shape[1]}]"
         return None
 
 
@@ -169,10 +168,9 @@ def _shards(directory: Path) -> dict[str, str]:
     index = directory / INDEX_FILE
     if index.is_file():
         try:
-            weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        except (ValueError, KeyError) as error:
+            return msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+        except msgspec.DecodeError as error:
             raise CheckpointError(f"{index}: not a safetensors index: {error}") from error
-        return weight_map
     if (directory / SINGLE_FILE).is_file():
         return {SINGLE_FILE: SINGLE_FILE}
     raise CheckpointError(f"{directory}: no {SINGLE_FILE} and no {INDEX_FILE}")

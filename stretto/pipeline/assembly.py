@@ -18,10 +18,10 @@ from stretto.bridges.bridge import Bridge, load_class
 from stretto.bridges.prompt_inbox import PromptInbox
 from stretto.bridges.talker_to_code2wav import TalkerToCode2Wav
 from stretto.bridges.thinker_to_talker import ThinkerToTalker
+from stretto.config.async_output import choose_async_output
 from stretto.config.deployment import EdgeConfig, StageConfig
 from stretto.engine.ar_runner import TalkerRunner, ThinkerRunner
 from stretto.engine.ar_scheduler import ARScheduler
-from stretto.engine.async_output import choose_async_output
 from stretto.engine.block_manager import BlockManager
 from stretto.engine.engine import StageEngine
 from stretto.engine.generation_runner import GenerationRunner

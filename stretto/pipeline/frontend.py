@@ -9,19 +9,25 @@ After this module a request has no value that a stage could refuse.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from stretto.bridges.thinker_to_talker import talker_prompt_length
 from stretto.config.deployment import PipelineConfig
 from stretto.config.resolve import Layer, Resolved, bundled_profile, deployment_file, resolve
-from stretto.errors import CheckpointError, InvalidRequest
+from stretto.errors import CheckpointError, ConfigError, InvalidRequest
 from stretto.models.qwen3_omni.spec import OmniSpec, read_spec
 from stretto.models.tiny import CACHED_CHECKPOINTS, cached_checkpoint
-from stretto.pipeline.pipeline import PipelineRequest, SpeechRequest, check_initial_frames
+from stretto.pipeline.pipeline import (
+    MIN_CONTEXT,
+    PipelineRequest,
+    SpeechRequest,
+    check_initial_frames,
+)
 from stretto.request import SamplingParams, merge_sampling
 
 PARROT = "parrot"
@@ -40,16 +46,33 @@ GENERATION_FIELDS = {
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt alone fills the context. Apart from other errors, since clients shorten and retry."""
+    """The prompt alone fills the context. Told apart, since clients shorten it and retry."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """One message. Text is all that is looked at: there are no parts of another type."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a request may say besides its prompt. None or empty: as deployed."""
 
     speak: bool = True
     speaker: str | None = None
-    sampling: Mapping[str, Any] = {}
-    talker_sampling: Mapping[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    talker_sampling: dict[str, Any] = {}
     initial_codec_chunk_frames: int | None = None
     return_codes: bool = False
     label: str | None = None
@@ -132,6 +155,7 @@ class Frontend:
             if template is None:
                 raise CheckpointError(f"{directory}: no chat template")
             self._tokenizer.chat_template = template
+        self._special_texts = tuple(self._tokenizer.get_added_vocab())
         self._eos_ids = self._end_ids(directory)
         self.context_lengths = self._context_lengths()
         self._defaults = {
@@ -179,6 +203,10 @@ class Frontend:
         )
         if sampling.stop:
             raise InvalidRequest("stop", "the Talker writes no text; it has no stop strings")
+        if sampling.stop_token_ids:
+            raise InvalidRequest(
+                "stop_token_ids", "the Talker ends with its own end code; other ids are sounds"
+            )
         limit = sampling.max_tokens
         assert limit is not None
         if sampling.ignore_eos:
@@ -207,20 +235,52 @@ class Frontend:
         return name.lower()
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if isinstance(prompt, str) and not prompt.strip():
             raise InvalidRequest("messages", "the prompt is empty")
-        if not messages:
+        given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if not given:
             raise InvalidRequest("messages", "messages is empty; at least one is needed")
         try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-            )
-        except (TypeError, KeyError, ValueError) as error:
-            raise InvalidRequest(
-                "messages", f"messages do not fit the template: {error}"
-            ) from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+            messages = msgspec.convert(given, list[Turn])
+        except msgspec.ValidationError as error:
+            raise InvalidRequest("messages", f"messages: {error}") from error
+        texts = [message.text for message in messages]
+        if any(special in text for special in self._special_texts for text in texts):
+            return self._literal_prompt_ids(messages)
+        return self._encode(self._rendered(messages, texts))
+
+    def _literal_prompt_ids(self, messages: list[Turn]) -> list[int]:
+        """As usual, but what looks like a special token in a message is only text.
+
+        Else whoever writes a message could end it and speak in another role.
+        """
+        marks = [f"\ue000{index}\ue001" for index in range(len(messages))]
+        text_of = {mark: message.text for mark, message in zip(marks, messages, strict=True)}
+        pieces = re.split("(\ue000\\d+\ue001)", self._rendered(messages, marks))
+        ids: list[int] = []
+        for piece in pieces:
+            if piece in text_of:
+                ids += self._encode(text_of[piece], split_special_tokens=True)
+            else:
+                ids += self._encode(piece)
+        return ids
+
+    def _rendered(self, messages: list[Turn], texts: list[str]) -> str:
+        rendered = self._tokenizer.apply_chat_template(
+            [
+                {"role": message.role, "content": text}
+                for message, text in zip(messages, texts, strict=True)
+            ],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        assert isinstance(rendered, str)
+        return rendered
+
+    def _encode(self, text: str, *, split_special_tokens: bool = False) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(
+            text, add_special_tokens=False, split_special_tokens=split_special_tokens
+        )
         return ids
 
     def _limited(
@@ -243,9 +303,12 @@ class Frontend:
                 f"context of {context} (max_model_len) has room for {room}",
             )
         limit = room if limit is None else min(limit, room)
-        return msgspec.structs.replace(
-            sampling, max_tokens=limit, min_tokens=min(sampling.min_tokens, limit)
-        )
+        if sampling.min_tokens > limit:
+            raise InvalidRequest(
+                "min_tokens",
+                f"min_tokens is {sampling.min_tokens} in stage {stage}, max_tokens {limit}",
+            )
+        return msgspec.structs.replace(sampling, max_tokens=limit)
 
     def _context_lengths(self) -> dict[str, int]:
         made_for = {
@@ -258,6 +321,11 @@ class Frontend:
             most = made_for.get(stage.model, 0)
             own = stage.max_model_len
             lengths[stage.name] = most if own == "auto" else min(own, most)
+            if most and lengths[stage.name] < MIN_CONTEXT:
+                raise ConfigError(
+                    f"stage {stage.name}: max_model_len is {own}; at least {MIN_CONTEXT} positions "
+                    "are needed"
+                )
         return lengths
 
     def _end_ids(self, directory: Path) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from stretto.errors import (
     InvalidRequest,
     Overloaded,
     PipelineClosed,
+    RequestAborted,
     RequestFailed,
     StageFailed,
 )
@@ -65,6 +66,8 @@ FRONT = "front"
 # The request that runs through all stages before the pipeline is ready.
 WARM_UP_TOKENS = 3
 WARM_UP_FRAMES = 3
+# Positions that it takes in any stage, rounded up: a context may not be shorter.
+MIN_CONTEXT = 32
 
 
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +114,6 @@ class RequestHandle:
 
     async def abort(self) -> None:
         """Returns when no stage holds anything of the request."""
-        self._ended = True
         await self._pipeline.abort(self.request_id)
 
     def put(self, event: Event) -> None:
@@ -213,7 +215,8 @@ class Pipeline:
             async with asyncio.TaskGroup() as group:
                 for stage in self._stages:
                     group.create_task(start(stage))
-        except* StageFailed as failures:
+        except BaseExceptionGroup as failures:
+            # The others were cancelled for it.
             raise failures.exceptions[0] from None
         if any(isinstance(stage, InlineStage) for stage in self._stages):
             self._spawn(self._step_inline())
@@ -235,7 +238,7 @@ class Pipeline:
             sampling=SamplingParams(max_tokens=WARM_UP_FRAMES, repetition_penalty=1.05),
             residual_sampling=SamplingParams(),
             speaker=next(iter(self._omni.talker.speakers)),
-            max_positions=64,
+            max_positions=MIN_CONTEXT,
         )
         request = PipelineRequest(
             prompt_token_ids=prompt,
@@ -294,9 +297,7 @@ class Pipeline:
 
     async def abort(self, request_id: str) -> None:
         """Takes the request out of every stage; returns when all of them have confirmed it."""
-        live = self._live.pop(request_id, None)
-        if live is not None:
-            self._withdraw(request_id, live)
+        self.abandon(request_id)
         if request_id in self._aborting:
             await asyncio.shield(self._aborting[request_id][1])
 
@@ -305,6 +306,7 @@ class Pipeline:
         live = self._live.pop(request_id, None)
         if live is not None:
             self._withdraw(request_id, live)
+            live.handle.put(Failed(RequestAborted("the request was aborted")))
 
     @property
     def num_in_flight(self) -> int:

@@ -207,6 +207,7 @@ def read_spec(config: Mapping[str, Any], where: str) -> OmniSpec:
         raise CheckpointError(f"{where}: {error}") from error
     if not omni.enable_audio_output:
         raise CheckpointError(f"{where}: enable_audio_output is false; there is no Talker to serve")
+    _check_ids(omni, where)
     return OmniSpec(
         thinker=_thinker(omni.thinker_config.text_config, where),
         talker=_talker(omni, where),
@@ -221,6 +222,27 @@ def read_spec(config: Mapping[str, Any], where: str) -> OmniSpec:
             tts_pad=omni.tts_pad_token_id,
         ),
     )
+
+
+def _check_ids(omni: _Omni, where: str) -> None:
+    """Raises CheckpointError for an id that its vocabulary has not: it would be an index later."""
+    talker = omni.talker_config
+    text_ids = {
+        name: value for name, value in msgspec.structs.asdict(omni).items() if name.endswith("_id")
+    }
+    codec_ids = {
+        name: value
+        for name, value in msgspec.structs.asdict(talker).items()
+        if name.startswith("codec_") and name.endswith("_id")
+    }
+    codec_ids |= {f"speaker_id.{name}": value for name, value in talker.speaker_id.items()}
+    for ids, size in (
+        (text_ids, omni.thinker_config.text_config.vocab_size),
+        (codec_ids, talker.text_config.vocab_size),
+    ):
+        for name, value in ids.items():
+            if not 0 <= value < size:
+                raise CheckpointError(f"{where}: {name} is {value}; its vocabulary has {size} ids")
 
 
 def _thinker(text: _ThinkerText, where: str) -> ThinkerSpec:

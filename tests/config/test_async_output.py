@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stretto.config.deployment import StageConfig
-from stretto.engine.async_output import choose_async_output
+from stretto.config.async_output import choose_async_output
 
 
 def a_stage(**settings: Any) -> StageConfig:

@@ -1,0 +1,145 @@
+"""The vocoder's turn: one portion of everybody who has one, and an end behind the last portion."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stretto.engine.generation_scheduler import GenerationScheduler
+from stretto.engine.scheduler import SchedulerLoad, StepResult
+from stretto.payloads import CodecFrames
+from tests.fakes import NUM_CODEBOOKS, FrameQueue, ticket
+
+
+def a_scheduler(max_num_seqs: int = 4) -> GenerationScheduler:
+    return GenerationScheduler(max_num_seqs=max_num_seqs, open_inbox=lambda t: FrameQueue())
+
+
+def frames(first: int, count: int) -> CodecFrames:
+    numbers = np.arange(first, first + count, dtype=np.int16)
+    return CodecFrames(np.repeat(numbers[:, None], NUM_CODEBOOKS, 1))
+
+
+def run(scheduler: GenerationScheduler) -> list[StepResult]:
+    batch = scheduler.schedule()
+    return [] if batch is None else scheduler.update(batch, [], 0.0)
+
+
+def heard(results: list[StepResult], name: str) -> list[int]:
+    return [
+        int(code)
+        for result in results
+        if result.request_id == name and result.frames is not None
+        for code in result.frames[:, 0]
+    ]
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=6),
+    st.integers(1, 3),
+    st.data(),
+)
+def test_every_frame_is_decoded_once_in_order_and_every_request_ends_behind_its_last(
+    talks: list[list[int]], max_num_seqs: int, data: st.DataObject
+) -> None:
+    scheduler = a_scheduler(max_num_seqs)
+    results: list[StepResult] = []
+    waiting = {f"r{number}": list(sizes) for number, sizes in enumerate(talks)}
+    sent = dict.fromkeys(waiting, 0)
+    for name in waiting:
+        scheduler.add(ticket(name))
+    while waiting:
+        name = data.draw(st.sampled_from(sorted(waiting)))
+        size = waiting[name].pop(0) if waiting[name] else 0
+        last = not waiting[name]
+        scheduler.receive(name, (frames(sent[name], size),), last=last)
+        sent[name] += size
+        if last:
+            del waiting[name]
+        for _ in range(data.draw(st.integers(0, 2))):
+            results += scheduler.finish_void() + run(scheduler)
+    while more := [*scheduler.finish_void(), *run(scheduler)]:
+        results += more
+    assert scheduler.request_ids() == []
+    for name, count in sent.items():
+        mine = [result for result in results if result.request_id == name]
+        assert heard(mine, name) == list(range(count))
+        assert [result.finish_reason for result in mine] == [None] * (len(mine) - 1) + ["stop"]
+        assert mine[-1].num_units == count
+
+
+def test_a_step_takes_one_portion_of_each() -> None:
+    scheduler = a_scheduler()
+    for name in ("a", "b", "parked"):
+        scheduler.add(ticket(name))
+    for name in ("a", "b"):
+        scheduler.receive(name, (frames(0, 2), frames(2, 3)), last=False)
+    assert scheduler.load() == SchedulerLoad(0, 2, 1)
+    first, second = run(scheduler), run(scheduler)
+    assert [(r.request_id, r.output_index) for r in first] == [("a", 0), ("b", 1)]
+    assert (heard(first, "a"), heard(second, "a")) == ([0, 1], [2, 3, 4])
+    assert run(scheduler) == []
+    assert scheduler.load() == SchedulerLoad(0, 0, 3)
+
+
+def test_one_that_waits_for_frames_keeps_its_row_and_one_without_waits_at_the_door() -> None:
+    scheduler = a_scheduler(max_num_seqs=1)
+    for name in ("first", "second"):
+        scheduler.add(ticket(name))
+        scheduler.receive(name, (frames(0, 1),), last=False)
+    assert [r.request_id for r in run(scheduler)] == ["first"]
+    assert run(scheduler) == []
+    scheduler.receive("first", (frames(1, 1),), last=True)
+    assert [(r.request_id, r.finish_reason) for r in run(scheduler)] == [("first", "stop")]
+    assert [r.request_id for r in run(scheduler)] == ["second"]
+
+
+@pytest.mark.parametrize("when", ["parked", "waiting", "running"])
+def test_an_aborted_request_frees_its_row_in_any_state(when: str) -> None:
+    scheduler = a_scheduler(max_num_seqs=1)
+    scheduler.add(ticket("r"))
+    if when != "parked":
+        scheduler.receive("r", (frames(0, 1), frames(1, 1)), last=False)
+    if when == "running":
+        run(scheduler)
+    assert scheduler.abort("r")
+    assert not scheduler.holds("r")
+    scheduler.add(ticket("next"))
+    scheduler.receive("next", (frames(0, 1),), last=True)
+    assert [r.request_id for r in run(scheduler)] == ["next"]
+    assert scheduler.request_ids() == []
+
+
+def test_an_abort_while_the_step_runs_gives_no_output_and_moves_no_other() -> None:
+    scheduler = a_scheduler()
+    for name in ("a", "b"):
+        scheduler.add(ticket(name))
+        scheduler.receive(name, (frames(0, 1),), last=True)
+    batch = scheduler.schedule()
+    assert batch is not None
+    scheduler.abort("a")
+    (result,) = scheduler.update(batch, [], 0.0)
+    assert (result.request_id, result.output_index, heard([result], "b")) == ("b", 1, [0])
+
+
+def test_a_stream_that_ends_without_a_frame_is_void_even_after_empty_payloads() -> None:
+    scheduler = a_scheduler()
+    scheduler.add(ticket("r"))
+    scheduler.receive("r", (frames(0, 0),), last=False)
+    assert (scheduler.finish_void(), run(scheduler)) == ([], [])
+    scheduler.receive("r", (frames(0, 0),), last=True)
+    (result,) = scheduler.finish_void()
+    assert (result.finish_reason, result.num_units, result.frames) == ("stop", 0, None)
+
+
+def test_an_end_that_comes_after_the_last_frame_was_decoded_ends_the_request() -> None:
+    scheduler = a_scheduler()
+    scheduler.add(ticket("r"))
+    scheduler.receive("r", (frames(0, 2),), last=False)
+    assert [result.finish_reason for result in run(scheduler)] == [None]
+    scheduler.receive("r", (), last=True)
+    (result,) = scheduler.finish_void()
+    assert (result.finish_reason, result.num_units) == ("stop", 2)
