@@ -11,7 +11,6 @@ import contextlib
 import logging
 import socket
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -123,7 +122,8 @@ class StageProcess:
         self._reports: Codec[Report] = Codec(Report)
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._answered_s = 0.0
+        # Pings since the last answer. Pings, not seconds: a front that is held up itself asks none.
+        self._num_unanswered = 0
         self._closing = False
 
     @property
@@ -142,7 +142,6 @@ class StageProcess:
         if isinstance(first, StageDied):
             raise StageFailed(self.name, first.message)
         assert isinstance(first, StageReady)
-        self._answered_s = time.monotonic()
         self._tasks = [
             asyncio.create_task(self._listen(reader)),
             asyncio.create_task(self._watch()),
@@ -187,7 +186,7 @@ class StageProcess:
             except (asyncio.IncompleteReadError, ConnectionError):
                 break
             if isinstance(report, Pong):
-                self._answered_s = time.monotonic()
+                self._num_unanswered = 0
                 if report.step_age_s > self._step_timeout_s:
                     self._give_up(f"a step has been running for {report.step_age_s:.0f} s")
             died = died or isinstance(report, StageDied)
@@ -198,8 +197,9 @@ class StageProcess:
     async def _watch(self) -> None:
         while True:
             self._write(Ping())
+            self._num_unanswered += 1
             await asyncio.sleep(PING_S)
-            silent_s = time.monotonic() - self._answered_s
+            silent_s = self._num_unanswered * PING_S
             if silent_s > self._step_timeout_s:
                 self._give_up(f"has not answered for {silent_s:.0f} s")
                 return

@@ -16,7 +16,7 @@ import threading
 
 from stretto.engine.engine import StageEngine
 from stretto.errors import StrettoError
-from stretto.events import Abort, Admit, Command, Ping, Pong, Shutdown, StageDied
+from stretto.events import Abort, Admit, Command, Ping, Pong, Report, Shutdown, StageDied
 from stretto.pipeline.assembly import Connectors, StageEdge, StageSpec, build_stage
 from stretto.pipeline.channel import Channel
 from stretto.transfer.connector import OmniConnector
@@ -51,7 +51,7 @@ def _serve(spec: StageSpec, channel: Channel, upstream: int, downstream: int) ->
     connectors = Connectors(
         _connector(spec, spec.upstream, upstream), _connector(spec, spec.downstream, downstream)
     )
-    built = build_stage(spec, connectors, channel.send, threaded=True)
+    built = build_stage(spec, connectors, _Publisher(channel), threaded=True)
     engine = built.engine
     threading.Thread(target=_obey, args=(channel, engine), name="control", daemon=True).start()
     channel.send(built.ready)
@@ -72,16 +72,30 @@ def _connector(spec: StageSpec, edge: StageEdge | None, descriptor: int) -> Omni
 def _obey(channel: Channel, engine: StageEngine) -> None:
     """Reads commands until told to stop; when the front is gone, ends the process."""
     commands: Codec[Command] = Codec(Command)
+    publish = _Publisher(channel)
     while (command := channel.receive(commands)) is not None:
         match command:
             case Admit() | Abort():
                 engine.post(command)
             case Ping():
-                channel.send(_pong(engine))
+                publish(_pong(engine))
             case Shutdown():
                 engine.stop()
                 return
     os._exit(1)
+
+
+class _Publisher:
+    """Sends reports; with nobody left to hear them, ends the process."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def __call__(self, report: Report) -> None:
+        try:
+            self._channel.send(report)
+        except OSError:
+            os._exit(1)
 
 
 def _pong(engine: StageEngine) -> Pong:
