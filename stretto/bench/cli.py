@@ -121,7 +121,8 @@ def _add_serve(actions: Any) -> None:
     add("--burstiness", type=float, default=1.0, metavar="B", help="1 is Poisson, less is bursts")
     add("--seed", type=int, default=0, help="of prompts and arrivals; default: %(default)s")
     add("--ignore-eos", action="store_true", help="text goes on to its limit")
-    add("--extra-body", "--extra_body", default="{}", metavar="JSON", help="put into every body")
+    add("--extra-body", "--extra_body", default="{}", metavar="JSON",
+        help="put into every body; a null takes a field out")  # fmt: skip
     add("--percentile-metrics", type=_names, metavar="NAMES",
         help="of ttft,tpot,itl,e2el,audio_{ttfp,rtf,duration,underrun}")  # fmt: skip
     add("--metric-percentiles", type=_fractions, default=(99.0,), metavar="P,P", help="default: 99")

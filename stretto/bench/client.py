@@ -122,38 +122,39 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return BYTES_PER_SAMPLE * self.channels
 
     def body(self, prompt: Prompt) -> dict[str, Any]:
-        if self.backend == SPEECH:
-            return {
-                "model": self.model,
-                "input": prompt.text,
-                "stream": True,
-                "stream_format": "audio",
-                "response_format": "pcm",
-                **prompt.extra,
-                **self.extra_body,
-            }
+        """What is posted. A null in `extra_body` takes a field out that a server would refuse."""
+        own = self._speech_body(prompt) if self.backend == SPEECH else self._chat_body(prompt)
+        whole = {**own, **prompt.extra, **self.extra_body}
+        return {name: value for name, value in whole.items() if value is not None}
+
+    def _speech_body(self, prompt: Prompt) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "input": prompt.text,
+            "stream": True,
+            "stream_format": "audio",
+            "response_format": "pcm",
+        }
+
+    def _chat_body(self, prompt: Prompt) -> dict[str, Any]:
         messages: list[dict[str, Any]] = []
         if prompt.system is not None:
             messages.append({"role": "system", "content": prompt.system})
         messages.append({"role": "user", "content": [{"type": "text", "text": prompt.text}]})
-        body: dict[str, Any] = {
+        return {
             "model": self.model,
             "messages": messages,
             "modalities": ["text", "audio"],
             "temperature": 0.0,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "max_tokens": prompt.max_tokens,
+            "ignore_eos": self.ignore_eos or None,
+            "return_stage_metrics": self.stage_metrics or None,
         }
-        if prompt.max_tokens is not None:
-            body["max_tokens"] = prompt.max_tokens
-        if self.ignore_eos:
-            body["ignore_eos"] = True
-        if self.stage_metrics:
-            body["return_stage_metrics"] = True
-        return {**body, **prompt.extra, **self.extra_body}
 
     def wants_sound(self, body: dict[str, Any]) -> bool:
-        return self.backend == SPEECH or "audio" in body["modalities"]
+        return self.backend == SPEECH or "audio" in body.get("modalities", [])
 
 
 async def ask(session: aiohttp.ClientSession, target: Target, prompt: Prompt) -> Outcome:

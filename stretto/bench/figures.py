@@ -290,11 +290,11 @@ def result_of(plan: Plan, measured: Measured, *, machine: str) -> AblationResult
 
 
 def _edge_cost(hops: Sequence[Hop], num_steps: int) -> EdgeCost:
-    work_us = _median_us(hops, lambda hop: hop.put_ns + hop.get_ns)
+    cpu_us = _median([hop.cpu_us for hop in hops]) or 0.0
     return EdgeCost(
         num_hops=len(hops),
         bytes_per_step=sum(hop.num_bytes for hop in hops) / num_steps,
-        us_per_step=work_us * len(hops) / num_steps,
+        us_per_step=cpu_us * len(hops) / num_steps,
         put_us=_median_us(hops, lambda hop: hop.put_ns),
         get_us=_median_us(hops, lambda hop: hop.get_ns),
         hop_us=_median_us(hops, lambda hop: hop.flight_ns),

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import LogLocator
 
 from stretto.bench import figures, peers
 from stretto.bench.tables import Table
@@ -28,6 +28,8 @@ from stretto.errors import ConfigError
 from stretto.trace import Span
 
 FRAME_NS = 80_000_000
+# How many times the wait for the first sound a close-up shows.
+CLOSE_UP = 3
 # Colour-blind safe (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PREFILL, DECODE, FLIGHT, PLAY, GAP = COLOURS[1], COLOURS[0], COLOURS[3], COLOURS[2], "#DD2222"
@@ -163,13 +165,14 @@ def _over_concurrency(lines: dict[str, list[Point]], name: str) -> Plot:
     if name == "ttfp":
         # Chunking off is tens of times later: both can be read on a logarithmic scale only.
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(ScalarFormatter())
-        axes.yaxis.set_minor_formatter(ScalarFormatter())
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.yaxis.set_minor_formatter("{x:g}")
     else:
         axes.set_ylim(bottom=0)
     if name == "rtf":
         axes.axhline(1.0, color=GAP, linewidth=1, linestyle=":")
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     captions = {
         "ttfp": "From sending to the first sound.",
         "rtf": "Time to the last sound over its duration; above the dotted line it cannot stream.",
@@ -179,7 +182,7 @@ def _over_concurrency(lines: dict[str, list[Point]], name: str) -> Plot:
 
 
 def _waterfalls(trace: Trace, name: str) -> list[Plot]:
-    """One request close up around its first sound, and whole with its playback."""
+    """One request with its playback, and close up around its first sound if that comes early."""
     request = _shown_request(trace)
     if request is None:
         return []
@@ -189,10 +192,10 @@ def _waterfalls(trace: Trace, name: str) -> list[Plot]:
     end_ns = max([whole_ns, *(began + length for began, length, _ in playing)])
     plots = []
     first_ns = sounds[0].began_ns - request.began_ns if sounds else whole_ns
-    for part, until_ns, about in (
-        ("first", min(3 * first_ns, end_ns), "until shortly after its first sound"),
-        ("whole", end_ns, "to the end of its playback"),
-    ):
+    parts = [("whole", end_ns, "to the end of its playback")]
+    if CLOSE_UP * first_ns < end_ns:
+        parts.insert(0, ("first", CLOSE_UP * first_ns, "until shortly after its first sound"))
+    for part, until_ns, about in parts:
         figure = Figure(figsize=(11, 4.2), layout="constrained")
         _draw_waterfall(figure.add_subplot(), trace, request, playing, until_ns)
         caption = (
@@ -204,7 +207,7 @@ def _waterfalls(trace: Trace, name: str) -> list[Plot]:
 
 
 def _shown_request(trace: Trace) -> Span | None:
-    """The longest of the requests that ran alone; of all, when none did."""
+    """A typical one, by how long it took, of those that ran alone; of all, when none did."""
 
     def is_alone(span: Span) -> bool:
         return not any(
@@ -213,7 +216,8 @@ def _shown_request(trace: Trace) -> Span | None:
         )
 
     alone = [span for span in trace.requests if is_alone(span)]
-    return max(alone or trace.requests, key=lambda span: span.duration_ms, default=None)
+    some = sorted(alone or trace.requests, key=lambda span: span.duration_ms)
+    return some[len(some) // 2] if some else None
 
 
 def _playback(request: Span, sounds: Sequence[Span]) -> list[tuple[int, int, bool]]:

@@ -28,6 +28,8 @@ class Hop(msgspec.Struct, frozen=True):
     put_ns: int
     get_ns: int
     flight_ns: int
+    # Of both threads; without what they wait for each other.
+    cpu_us: float
 
 
 class Trace:
@@ -102,4 +104,5 @@ def _hop(put: Span, get: Span) -> Hop:
         put_ns=put.ended_ns - put.began_ns,
         get_ns=get.ended_ns - get.began_ns,
         flight_ns=get.ended_ns - put.began_ns,
+        cpu_us=put.args["cpu_us"] + get.args["cpu_us"],
     )

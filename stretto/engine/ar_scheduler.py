@@ -27,7 +27,7 @@ from stretto.engine.scheduler import (
     StepResult,
     TableScheduler,
 )
-from stretto.request import FinishReason, Inbox, Request, RequestStatus, StageRequest
+from stretto.request import FinishReason, Inbox, Place, Request, RequestStatus, StageRequest
 from stretto.text import TextStream
 
 
@@ -78,7 +78,8 @@ class ARScheduler(TableScheduler[ARRequest]):
         open_inbox: Callable[[StageRequest], ARInbox],
         open_text: Callable[[StageRequest], TextStream] | None,
     ) -> None:
-        super().__init__(max_num_seqs=max_num_seqs)
+        super().__init__()
+        self._free_rows = list(reversed(range(max_num_seqs)))
         self._cell = prefill_chunk_tokens
         self._blocks = blocks
         self._prefix_cache = prefix_cache
@@ -100,7 +101,7 @@ class ARScheduler(TableScheduler[ARRequest]):
                 break
             first, count = run
             self._num_held_blocks += count
-            admission = self._admit(request, first_block=first, num_blocks=count)
+            admission = self._admit(request, Place(self._free_rows.pop(), first, count))
             admitted.append(self._behind_prefix(request, admission))
             prompt_budget = self._take(request, items, prompt_budget)
         return ARBatch(tuple(admitted), tuple(items)) if items or admitted else None
@@ -161,6 +162,7 @@ class ARScheduler(TableScheduler[ARRequest]):
         super()._remove(request)
         if request.place is None:
             return
+        self._free_rows.append(request.place.row)
         first, count = request.place.first_block, request.place.num_blocks
         self._num_held_blocks -= count
         if self._prefix_cache is None:

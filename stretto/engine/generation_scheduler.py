@@ -1,7 +1,7 @@
 """Which requests' frames the vocoder decodes next: one portion of every request that has one.
 
-The vocoder keeps a state per request, so a request takes a row with its first portion and keeps it
-to its end. A request is finished when its upstream has ended and its last portion was decoded.
+The vocoder keeps a state per request, from its first portion to its end. A request is finished when
+its upstream has ended and its last portion was decoded.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from typing import Protocol
 import numpy as np
 
 from stretto.engine.scheduler import (
-    Admission,
     GenerationBatch,
     ScheduledFrames,
     StepResult,
     TableScheduler,
 )
-from stretto.request import FinishReason, Inbox, Request, RequestStatus, StageRequest
+from stretto.request import FinishReason, Inbox, Place, Request, RequestStatus, StageRequest
+
+# A vocoder's state has no place in a table: the runner keeps it by request.
+NOWHERE = Place(row=0, first_block=0, num_blocks=0)
 
 
 class FrameInbox(Inbox, Protocol):
@@ -43,22 +45,25 @@ class GenerationRequest(Request[FrameInbox]):
 
 
 class GenerationScheduler(TableScheduler[GenerationRequest]):
+    """At most `max_num_seqs` requests per call; the others' turn is the next one."""
+
     def __init__(
         self, *, max_num_seqs: int, open_inbox: Callable[[StageRequest], FrameInbox]
     ) -> None:
-        super().__init__(max_num_seqs=max_num_seqs)
+        super().__init__()
+        self._max_num_seqs = max_num_seqs
         self._open_inbox = open_inbox
 
     def schedule(self) -> GenerationBatch | None:
-        admitted: list[Admission] = []
-        for request in self._table.with_status(RequestStatus.WAITING):
-            if not self._free_rows:
-                break
-            admitted.append(self._admit(request, first_block=0, num_blocks=0))
+        admitted = [
+            self._admit(request, NOWHERE)
+            for request in self._table.with_status(RequestStatus.WAITING)
+        ]
         items = []
-        for request in self._table.with_status(RequestStatus.RUNNING):
-            assert request.place is not None
-            items.append(ScheduledFrames(request.request_id, request.place, request.inbox.take()))
+        for request in self._table.with_status(RequestStatus.RUNNING)[: self._max_num_seqs]:
+            items.append(ScheduledFrames(request.request_id, NOWHERE, request.inbox.take()))
+            # To the end of the queue: it has had its turn.
+            self._table.move(request, RequestStatus.RUNNING)
         return GenerationBatch(tuple(admitted), tuple(items)) if items else None
 
     def update(

@@ -140,9 +140,8 @@ RequestT = TypeVar("RequestT", bound=Request[Any])
 class TableScheduler(abc.ABC, Generic[RequestT]):
     """The part that is the same whatever a step is: the table of requests and who wakes when."""
 
-    def __init__(self, *, max_num_seqs: int) -> None:
+    def __init__(self) -> None:
         self._table: RequestTable[RequestT] = RequestTable()
-        self._free_rows = list(reversed(range(max_num_seqs)))
 
     @abc.abstractmethod
     def _open(self, ticket: StageRequest) -> RequestT:
@@ -202,8 +201,7 @@ class TableScheduler(abc.ABC, Generic[RequestT]):
             num_waiting_for_chunk=count(RequestStatus.WAITING_FOR_CHUNK),
         )
 
-    def _admit(self, request: RequestT, *, first_block: int, num_blocks: int) -> Admission:
-        place = Place(self._free_rows.pop(), first_block, num_blocks)
+    def _admit(self, request: RequestT, place: Place) -> Admission:
         request.admit(place)
         self._table.move(request, RequestStatus.RUNNING)
         return Admission(request.ticket, place)
@@ -215,8 +213,6 @@ class TableScheduler(abc.ABC, Generic[RequestT]):
 
     def _remove(self, request: RequestT) -> None:
         self._table.remove(request)
-        if request.place is not None:
-            self._free_rows.append(request.place.row)
 
     def _settle(self, request: RequestT, finish_reason: FinishReason | None) -> None:
         """Where a request stands after a step: gone, waiting for its next chunk, or running."""

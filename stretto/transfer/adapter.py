@@ -234,7 +234,7 @@ class ChunkTransferAdapter(TransferAdapter):
         key = connector.wait(timeout)
         if key is None:
             return False
-        began_ns = time.monotonic_ns()
+        began_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
         try:
             data = connector.get(edge.from_stage, edge.to_stage, key, timeout=POLL_S)
             self._received.put(self._codec.decode(data))
@@ -242,7 +242,8 @@ class ChunkTransferAdapter(TransferAdapter):
             message = f"chunk {key} cannot be read: {error}"
             self._received.put(TransferError(request_of(key), edge.label, message))
         else:
-            self._tracer.span("get", began_ns, key=key, bytes=len(data))
+            cpu_us = (time.thread_time_ns() - cpu_ns) / 1e3
+            self._tracer.span("get", began_ns, key=key, bytes=len(data), cpu_us=cpu_us)
         return True
 
     def _save_loop(self) -> None:
@@ -253,10 +254,11 @@ class ChunkTransferAdapter(TransferAdapter):
         assert self._outbound is not None
         edge, connector = self._outbound
         key = chunk_key(chunk.request_id, edge.from_id, chunk.index)
-        began_ns = time.monotonic_ns()
+        began_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
         try:
             size = connector.put(edge.from_stage, edge.to_stage, key, self._codec.encode(chunk))
-            self._tracer.span("put", began_ns, key=key, bytes=size)
+            cpu_us = (time.thread_time_ns() - cpu_ns) / 1e3
+            self._tracer.span("put", began_ns, key=key, bytes=size, cpu_us=cpu_us)
         except (ConnectorClosed, TimeoutError, OSError, TypeError, ValueError) as error:
             message = f"chunk {chunk.index} was not sent: {error}"
             self._unsendable.put(TransferError(chunk.request_id, edge.label, message))

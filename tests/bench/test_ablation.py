@@ -55,15 +55,16 @@ def test_busy_time_counts_once_where_steps_overlap() -> None:
 def test_a_hop_is_a_chunk_that_was_put_and_got() -> None:
     trace = Trace(
         [
-            span("put", 1, 2, "talker", key="r_1_0", bytes=70),
-            span("get", 1.5, 4, "code2wav", key="r_1_0", bytes=70),
-            span("put", 5, 6, "talker", key="r_1_1", bytes=70),
+            span("put", 1, 2, "talker", key="r_1_0", bytes=70, cpu_us=3.0),
+            span("get", 1.5, 4, "code2wav", key="r_1_0", bytes=70, cpu_us=3.0),
+            span("put", 5, 6, "talker", key="r_1_1", bytes=70, cpu_us=3.0),
         ]
     )
     (hop,) = trace.hops_of("talker->code2wav", {"r"})
     assert (hop.index, hop.num_bytes, hop.put_ns, hop.get_ns, hop.flight_ns) == (
         0, 70, 1 * MS, 2.5 * MS, 3 * MS,
     )  # fmt: skip
+    assert hop.cpu_us == 6.0
     assert trace.hops_of("talker->code2wav", {"another"}) == []
 
 

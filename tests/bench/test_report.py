@@ -39,14 +39,14 @@ def trace_of_one_request() -> dict[str, Any]:
     span(1, "request", 10, 490, request="r")
     for index, (began, rows) in enumerate([(11, 20), (31, 0)]):
         span(2, "step", began, 18, after_wait=False, requests=1, prompt_rows=rows)
-        span(2, "put", began + 18, 0.1, key=f"r_0_{index}", bytes=180)
-        span(3, "get", began + 18.1, 0.1, key=f"r_0_{index}", bytes=180)
+        span(2, "put", began + 18, 0.1, key=f"r_0_{index}", bytes=180, cpu_us=9.0)
+        span(3, "get", began + 18.1, 0.1, key=f"r_0_{index}", bytes=180, cpu_us=9.0)
         span(1, "text", began + 19, 0, request="r")
     for began, rows in ((50, 12), (80, 0), (110, 0)):
         span(3, "step", began, 28, after_wait=False, requests=1, prompt_rows=rows)
     for index, began in enumerate((120, 400)):
-        span(3, "put", began, 0.1, key=f"r_1_{index}", bytes=170)
-        span(4, "get", began + 0.1, 0.1, key=f"r_1_{index}", bytes=170)
+        span(3, "put", began, 0.1, key=f"r_1_{index}", bytes=170, cpu_us=9.0)
+        span(4, "get", began + 0.1, 0.1, key=f"r_1_{index}", bytes=170, cpu_us=9.0)
         span(4, "step", began + 1, 20, after_wait=True, requests=1, frames=2)
         span(1, "audio", began + 25, 0, request="r", frames=2)
     return {"traceEvents": events, "displayTimeUnit": "ms"}

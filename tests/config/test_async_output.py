@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stretto.config.deployment import StageConfig
 from stretto.config.async_output import choose_async_output
+from stretto.config.deployment import StageConfig
 
 
 def a_stage(**settings: Any) -> StageConfig:

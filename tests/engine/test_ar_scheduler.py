@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stretto.bridges.prompt_inbox import PromptInbox
 from stretto.engine.ar_scheduler import ARInbox, ARScheduler
 from stretto.engine.block_manager import BlockManager
+from stretto.engine.prefix_cache import PrefixCache
 from stretto.engine.scheduler import ARBatch, StepResult
 from stretto.payloads import Payload, ThinkerPrompt, ThinkerTokens
 from stretto.request import StageRequest
@@ -67,12 +68,6 @@ def rows(batch: ARBatch | None) -> dict[str, tuple[int, int]]:
     items = batch.items if batch is not None else ()
     assert len({item.request_id for item in items}) == len(items)
     return {item.request_id: (item.start, item.start + item.num_rows) for item in items}
-
-
-def queues(scheduler: ARScheduler) -> tuple[int, int, int]:
-    """How many run, wait at the door, and wait for their chunk."""
-    load = scheduler.load()
-    return load.num_running, load.num_waiting, load.num_waiting_for_chunk
 
 
 def run(
@@ -130,6 +125,31 @@ def test_where_a_prompt_is_cut_does_not_depend_on_when_it_arrives(
     steps(40)
     length = sum(pieces)
     assert cuts == [(at, min(at + CELL, length)) for at in range(0, length, CELL)]
+
+
+def test_behind_a_cached_prefix_a_prompt_is_cut_on_the_same_grid() -> None:
+    """And the bridge is told of every position once, the cached ones too."""
+    blocks = BlockManager(num_blocks=100, block_size=16)
+    scheduler = ARScheduler(
+        max_num_seqs=4,
+        prefill_chunk_tokens=40,
+        blocks=blocks,
+        prefix_cache=PrefixCache(blocks, max_tokens=1000),
+        open_inbox=PromptInbox,
+        open_text=None,
+    )
+    seen: dict[str, list[tuple[int, int]]] = {"first": [], "second": []}
+    told = dict.fromkeys(seen, 0)
+    for name in seen:
+        scheduler.add(ticket(name, prompt=range(100), max_tokens=1))
+        while (step := run(scheduler))[0] is not None:
+            seen[name].append(rows(step[0])[name])
+            told[name] += step[1][name].num_prompt_rows
+    assert seen == {"first": [(0, 40), (40, 80), (80, 100)], "second": [(96, 100)]}
+    scheduler.add(ticket("third", prompt=[*range(60), *range(500, 540)], max_tokens=1))
+    assert rows(run(scheduler)[0]) == {"third": (48, 80)}
+    assert rows(run(scheduler)[0]) == {"third": (80, 100)}
+    assert told == {"first": 100, "second": 100}
 
 
 def test_at_most_a_cell_of_prompt_rows_runs_in_a_step_beside_all_decodes() -> None:

@@ -85,20 +85,17 @@ def test_a_step_takes_one_portion_of_each() -> None:
     assert scheduler.load() == SchedulerLoad(0, 0, 3)
 
 
-def test_one_that_waits_for_frames_keeps_its_row_and_one_without_waits_at_the_door() -> None:
-    scheduler = a_scheduler(max_num_seqs=1)
-    for name in ("first", "second"):
+def test_a_call_takes_as_many_as_allowed_and_the_others_have_the_next_turn() -> None:
+    scheduler = a_scheduler(max_num_seqs=2)
+    for name in ("a", "b", "c"):
         scheduler.add(ticket(name))
-        scheduler.receive(name, (frames(0, 1),), last=False)
-    assert [r.request_id for r in run(scheduler)] == ["first"]
-    assert run(scheduler) == []
-    scheduler.receive("first", (frames(1, 1),), last=True)
-    assert [(r.request_id, r.finish_reason) for r in run(scheduler)] == [("first", "stop")]
-    assert [r.request_id for r in run(scheduler)] == ["second"]
+        scheduler.receive(name, (frames(0, 1), frames(1, 1), frames(2, 1)), last=True)
+    turns = [[result.request_id for result in run(scheduler)] for _ in range(5)]
+    assert turns == [["a", "b"], ["c", "a"], ["b", "c"], ["a", "b"], ["c"]]
 
 
 @pytest.mark.parametrize("when", ["parked", "waiting", "running"])
-def test_an_aborted_request_frees_its_row_in_any_state(when: str) -> None:
+def test_an_aborted_request_is_gone_from_any_state(when: str) -> None:
     scheduler = a_scheduler(max_num_seqs=1)
     scheduler.add(ticket("r"))
     if when != "parked":

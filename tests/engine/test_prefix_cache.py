@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -138,7 +137,4 @@ class Cache(RuleBasedStateMachine):
 
 
 Cache.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
-TestCache = pytest.mark.xfail(
-    reason="FAULT 21: two runs that begin alike: the second is thrown out with a KeyError",
-    strict=True,
-)(Cache.TestCase)
+TestCache = Cache.TestCase
