@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from stretto import audio
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, PipelineClosed
 from stretto.events import (
     AudioDelta,
     Event,
@@ -282,6 +282,9 @@ class Omni:
         return self._omni.submit(prompt, **options)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            coroutine.close()
+            raise PipelineClosed("the pipeline was closed")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _end_loop(self) -> None:

@@ -32,6 +32,7 @@ class OmniConnector(Protocol):
         Raises:
             TimeoutError: nothing was put under that key in time.
             ConnectorClosed: the sender is gone and nothing more will come.
+            ValueError: it came, and cannot be read.
         """
 
     def wait(self, timeout: float) -> str | None:

@@ -46,7 +46,8 @@ class SharedMemoryConnector:
         self._socket = end
         self._inline_bytes = min(inline_bytes, MAX_INLINE_BYTES)
         self._send_timeout = send_timeout
-        self._arrived: dict[str, memoryview] = {}
+        # None: its memory file could not be taken in.
+        self._arrived: dict[str, memoryview | None] = {}
         self._unnamed: deque[str] = deque()
 
     def put(self, from_stage: str, to_stage: str, put_key: str, data: Sequence[Buffer]) -> int:
@@ -78,7 +79,13 @@ class SharedMemoryConnector:
                 raise TimeoutError(
                     f"{from_stage}->{to_stage}: nothing under {get_key} in {timeout} s"
                 )
-        return self._arrived.pop(get_key)
+        data = self._arrived.pop(get_key)
+        if data is None:
+            raise ValueError(
+                f"{from_stage}->{to_stage}: no descriptor was free to take {get_key} in; "
+                "too many open files"
+            )
+        return data
 
     def wait(self, timeout: float) -> str | None:
         if not self._unnamed:
@@ -110,11 +117,17 @@ class SharedMemoryConnector:
             raise ConnectorClosed(str(error)) from error
         if not message:
             raise ConnectorClosed("the sender has closed its end")
-        assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC), "a message was cut short"
+        assert not flags & socket.MSG_TRUNC, "a message was cut short"
         key_length, length, in_file = HEADER.unpack_from(message)
         body = memoryview(message)[HEADER.size :]
         key = bytes(body[:key_length]).decode()
-        self._arrived[key] = _mapped(ancillary, length) if in_file else body[key_length:]
+        if not in_file:
+            self._arrived[key] = body[key_length:]
+        elif flags & socket.MSG_CTRUNC:
+            # The kernel found no free descriptor for it, and has dropped it.
+            self._arrived[key] = None
+        else:
+            self._arrived[key] = _mapped(ancillary, length)
         self._unnamed.append(key)
         return True
 
