@@ -1013,6 +1013,19 @@ def test_when_one_of_several_is_refused_none_is_left_running(omni: Omni) -> None
     assert omni.pipeline.is_empty
 
 
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_what_is_asked_of_a_closed_pipeline_is_told_so(cache_dir: Path) -> None:
+    made = Omni("tiny", inline=True, cache_dir=cache_dir)
+    left_open = made.stream(PROMPT, **LONG)
+    next(left_open)
+    made.close()
+    made.close()
+    with pytest.raises(PipelineClosed):
+        list(left_open)
+    with pytest.raises(PipelineClosed):
+        made.generate(PROMPT, **SHORT)
+
+
 def test_what_does_not_start_leaves_no_loop_running(cache_dir: Path) -> None:
     with pytest.raises(ConfigError):
         Omni("tiny", inline=True, cache_dir=cache_dir, flags=bridge_flags("nowhere.Bridge"))

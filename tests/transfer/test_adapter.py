@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -439,6 +441,37 @@ def test_a_receiver_that_is_gone_fails_the_request_and_wakes_the_engine() -> Non
         sender.save_async(chunk("r", 0))
         assert woken.wait(20.0)
         assert "chunk 0 was not sent" in failures(sender.arrivals())["r"]
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """As in a process that has as many files open as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name.name) for name in Path("/proc/self/fd").iterdir())
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_chunk_that_finds_no_free_descriptor_fails_its_request_and_no_other() -> None:
+    with across(*shared_pair()) as (sender, receiver):
+        for name in ("large", "small"):
+            receiver.load_async(name)
+        frames = CodecFrames(np.zeros((1000, 16), np.int16))
+        sender.save_async(chunk("large", 0, frames))
+        sender.save_async(chunk("small", 0))
+        with no_descriptor_left():
+            got = receiver.arrivals()
+        assert indices(got, "small") == [0]
+        assert "chunk" in failures(got)["large"]
 
 
 def test_closing_leaves_no_thread() -> None:
