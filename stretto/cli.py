@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_command(
+def add_command(
     commands: Any, name: str, run: Any, *, summary: str, details: str = ""
 ) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
@@ -111,7 +111,7 @@ def _add_command(
     return command
 
 
-def _add_deployment(command: argparse.ArgumentParser) -> None:
+def add_deployment(command: argparse.ArgumentParser) -> None:
     """The options of every command that starts a pipeline."""
     command.add_argument(
         "--deploy-config",
@@ -133,7 +133,7 @@ def _add_deployment(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _cache_dir() -> Path:
+def cache_dir() -> Path:
     own = os.environ.get("STRETTO_CACHE")
     return Path(own) if own else Path.home() / ".cache" / "stretto"
 
@@ -142,7 +142,7 @@ def _cache_dir() -> Path:
 
 
 def _add_say(commands: Any) -> None:
-    command = _add_command(
+    command = add_command(
         commands,
         "say",
         _say,
@@ -167,7 +167,7 @@ def _add_say(commands: Any) -> None:
     )
     command.add_argument("--inline", action="store_true", help="all stages in this process")
     command.add_argument("--json", action="store_true", help="end with one JSON line of figures")
-    _add_deployment(command)
+    add_deployment(command)
 
 
 def _say(options: argparse.Namespace) -> int:
@@ -184,7 +184,7 @@ def _say(options: argparse.Namespace) -> int:
             async_chunk=options.async_chunk,
             inline=options.inline,
             trace=options.trace,
-            cache_dir=_cache_dir(),
+            cache_dir=cache_dir(),
         )
     with omni:
         events = omni.stream(
@@ -296,7 +296,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def _add_serve(commands: Any) -> None:
-    command = _add_command(
+    command = add_command(
         commands,
         "serve",
         _serve,
@@ -328,7 +328,7 @@ def _add_serve(commands: Any) -> None:
     command.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"
     )
-    _add_deployment(command)
+    add_deployment(command)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -344,7 +344,7 @@ def _serve(options: argparse.Namespace) -> int:
         "deploy_config": None if options.deploy_config is None else str(options.deploy_config),
         "async_chunk": options.async_chunk,
         "trace": None if options.trace is None else str(options.trace),
-        "cache_dir": str(_cache_dir()),
+        "cache_dir": str(cache_dir()),
         "api_keys": options.api_key,
         "served_model_names": options.served_model_name,
         "max_body_bytes": options.max_body_bytes,
@@ -362,7 +362,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _add_verify(commands: Any) -> None:
-    command = _add_command(
+    command = add_command(
         commands,
         "verify",
         _verify,
@@ -401,7 +401,7 @@ def _verify(options: argparse.Namespace) -> int:
                 f"{result.audio_max_abs_diff:.1e}",
             )
 
-        results = verify(options.model, cache_dir=_cache_dir(), on_result=note)
+        results = verify(options.model, cache_dir=cache_dir(), on_result=note)
     console.print(table)
     summary = summarize(results)
     print(msgspec.json.encode(summary).decode())
@@ -412,7 +412,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _add_check(commands: Any) -> None:
-    command = _add_command(
+    command = add_command(
         commands,
         "check",
         _check,
@@ -430,9 +430,7 @@ def _check(options: argparse.Namespace) -> int:
     from stretto.config.resolve import effective_values
     from stretto.pipeline.frontend import open_model
 
-    model = open_model(
-        options.model, cache_dir=_cache_dir(), deploy_config=options.config, flags={}
-    )
+    model = open_model(options.model, cache_dir=cache_dir(), deploy_config=options.config, flags={})
     values = effective_values(model.resolved)
     widths = [max(len(str(row[column])) for row in values) for column in (0, 1)]
     for path, value, source in values:
@@ -448,7 +446,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _add_models(commands: Any) -> None:
-    command = _add_command(
+    command = add_command(
         commands, "models", _models, summary="make checkpoints, see what is there"
     )
     actions = command.add_subparsers(metavar="ACTION")
@@ -468,7 +466,7 @@ def _models(options: argparse.Namespace) -> int:
 
     print("parrot   ships with stretto")
     for name in CACHED_CHECKPOINTS:
-        print(f"{name:8} random weights, made on first use in {_cache_dir()}")
+        print(f"{name:8} random weights, made on first use in {cache_dir()}")
     return 0
 
 

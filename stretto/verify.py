@@ -167,7 +167,7 @@ def _reference(model: Any, omni: Omni, question: Question) -> Reference:
     request = omni.frontend.prepare(question.text, Options(**_settings(question)))
     assert request.speech is not None
     prompt = torch.tensor([request.prompt_token_ids])
-    with _captured_codes(model.code2wav) as captured:
+    with captured_codes(model.code2wav) as captured:
         sequences, _ = model.generate(
             input_ids=prompt,
             speaker=request.speech.speaker,
@@ -192,7 +192,7 @@ def _reference(model: Any, omni: Omni, question: Question) -> Reference:
 
 
 @contextmanager
-def _captured_codes(code2wav: Any) -> Iterator[list[torch.Tensor]]:
+def captured_codes(code2wav: Any) -> Iterator[list[torch.Tensor]]:
     """The codes that `generate` hands to the vocoder, [1, codebooks, frames] each."""
     captured: list[torch.Tensor] = []
     decode = code2wav.chunked_decode

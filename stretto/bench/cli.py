@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.cli import EXIT_FAILED, _add_command, _add_deployment, _cache_dir
+from stretto.cli import EXIT_FAILED, add_command, add_deployment, cache_dir
 from stretto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _command_line() -> str:
 
 
 def _add_serve(actions: Any) -> None:
-    command = _add_command(
+    command = add_command(
         actions,
         "serve",
         _serve,
@@ -321,11 +321,11 @@ def _tokenizer_file(name: str | None, model: str) -> Path:
     if name is None:
         known = model in (PARROT, *CACHED_CHECKPOINTS) or Path(model, "config.json").is_file()
         name = model if known else PARROT
-    own = model_directory(name, _cache_dir()) / "tokenizer.json"
+    own = model_directory(name, cache_dir()) / "tokenizer.json"
     if own.is_file():
         return own
-    opened = open_model(name, cache_dir=_cache_dir(), deploy_config=None, flags={})
-    return Path(Frontend(opened, cache_dir=_cache_dir()).tokenizer_file)
+    opened = open_model(name, cache_dir=cache_dir(), deploy_config=None, flags={})
+    return Path(Frontend(opened, cache_dir=cache_dir()).tokenizer_file)
 
 
 def _goals(given: list[str]) -> dict[str, float]:
@@ -394,7 +394,7 @@ def _publish(options: argparse.Namespace, section: Section | None, result: Any, 
 
 
 def _add_ablation(actions: Any) -> None:
-    command = _add_command(
+    command = add_command(
         actions,
         "ablation",
         _ablation,
@@ -436,7 +436,7 @@ def _ablation(options: argparse.Namespace) -> int:
         measured = asyncio.run(
             ablate(
                 plan,
-                cache_dir=_cache_dir(),
+                cache_dir=cache_dir(),
                 deploy_config=options.deploy_config,
                 keep_traces=options.trace,
                 on_progress=progress,
@@ -450,7 +450,7 @@ def _ablation(options: argparse.Namespace) -> int:
 
 
 def _add_peers(actions: Any) -> None:
-    command = _add_command(
+    command = add_command(
         actions,
         "peers",
         _peers,
@@ -468,7 +468,7 @@ def _add_peers(actions: Any) -> None:
         "--repeats", type=int, default=3, metavar="N", help="waves of 16; default: %(default)s"
     )
     command.add_argument("--quick", action="store_true", help="leave the 16 at once out")
-    _add_deployment(command)
+    add_deployment(command)
 
 
 def _peers(options: argparse.Namespace) -> int:
@@ -489,7 +489,7 @@ def _peers(options: argparse.Namespace) -> int:
             compare(
                 plan,
                 machine=machine(),
-                cache_dir=_cache_dir(),
+                cache_dir=cache_dir(),
                 deploy_config=options.deploy_config,
                 trace=options.trace,
                 on_progress=progress,
@@ -502,7 +502,7 @@ def _peers(options: argparse.Namespace) -> int:
 
 
 def _add_report(actions: Any) -> None:
-    command = _add_command(
+    command = add_command(
         actions,
         "report",
         _report,

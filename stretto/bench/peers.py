@@ -29,7 +29,7 @@ from stretto.bench.offline import Asked, Prompts, Workload, ask_exactly
 from stretto.bench.tables import Table, number
 from stretto.pipeline.frontend import Options
 from stretto.pipeline.pipeline import SAMPLE_RATE
-from stretto.verify import REPETITION_PENALTY, _captured_codes
+from stretto.verify import REPETITION_PENALTY, captured_codes
 
 BATCH = 16
 THREADS = (1, 2)
@@ -114,7 +114,7 @@ class _Transformers:
         request = self._omni.frontend.prepare(text, Options(**_options(workload)))
         assert request.speech is not None
         prompt = torch.tensor([request.prompt_token_ids])
-        with _captured_codes(self._model.code2wav) as captured:
+        with captured_codes(self._model.code2wav) as captured:
             sequences, sound = self._model.generate(
                 input_ids=prompt,
                 speaker=request.speech.speaker,
