@@ -81,7 +81,7 @@ def run(
 
 
 def run_to_the_end(scheduler: ARScheduler) -> list[ARBatch]:
-    batches = []
+    batches: list[ARBatch] = []
     for _ in range(10_000):
         batch, _ = run(scheduler)
         if batch is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -75,7 +75,8 @@ def reference(
         if params.min_p > 0:
             processors.append(MinPLogitsWarper(params.min_p))
     ids = torch.tensor([seen], dtype=torch.int64)
-    return processors(ids, logits.clone()[None])[0].softmax(-1)
+    scores: Any = logits.clone()[None]
+    return processors(cast(Any, ids), scores)[0].softmax(-1)
 
 
 @settings(max_examples=40)
