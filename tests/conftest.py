@@ -60,9 +60,8 @@ def tiny_reference(tiny_dir: Path) -> Any:
     """transformers' own model over the same weights, float32."""
     from transformers import Qwen3OmniMoeForConditionalGeneration
 
-    return Qwen3OmniMoeForConditionalGeneration.from_pretrained(
-        tiny_dir, dtype=torch.float32
-    ).eval()
+    model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(tiny_dir, dtype=torch.float32)
+    return model.eval()
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,7 @@ class PrefixCache:
         self._runs[first_block] = run
         self._num_blocks += len(keys)
         for key in keys:
-            # The newest: it is thrown out last.
+            # The newest; unless an older one is hit later, it is thrown out last.
             self._holder[key] = run
         while self._num_blocks > self._max_blocks:
             self.evict()

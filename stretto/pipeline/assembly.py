@@ -48,6 +48,10 @@ from stretto.transfer.connector import OmniConnector
 # Positions per KV block.
 BLOCK_SIZE = 16
 
+# Of a device's free memory once the weights are there; the rest is for activations, and for other
+# stages on the same device.
+DEVICE_KV_SHARE = 0.4
+
 BRIDGES: dict[tuple[str, str], Callable[..., Bridge]] = {
     ("qwen3_omni.thinker", "qwen3_omni.talker"): ThinkerToTalker,
     ("qwen3_omni.talker", "qwen3_omni.code2wav"): TalkerToCode2Wav,
@@ -268,8 +272,7 @@ class _Builder:
         return scheduler, GenerationRunner(model), "audio"
 
     def _kv(self, decoder: Decoder) -> tuple[KVCache, BlockManager]:
-        per_request = -(-self._spec.max_model_len // BLOCK_SIZE)
-        num_blocks = self._spec.config.max_num_seqs * per_request
+        num_blocks = self._num_blocks(decoder)
         cache = KVCache(
             decoder.config,
             num_blocks=num_blocks,
@@ -278,6 +281,29 @@ class _Builder:
             device=decoder.device,
         )
         return cache, BlockManager(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+
+    def _num_blocks(self, decoder: Decoder) -> int:
+        """Blocks of the KV pool: every place with a full context, or what a device has room for.
+
+        Raises:
+            ConfigError: not even one full context fits the device.
+        """
+        config, name = decoder.config, self._spec.config.name
+        per_request = -(-self._spec.max_model_len // BLOCK_SIZE)
+        wanted = self._spec.config.max_num_seqs * per_request
+        if decoder.device.type == "cpu":
+            return wanted
+        positions = config.num_layers * config.num_kv_heads * config.head_dim * BLOCK_SIZE
+        block_bytes = 2 * positions * decoder.dtype.itemsize
+        free_bytes, _ = torch.cuda.mem_get_info(decoder.device)
+        affordable = int(free_bytes * DEVICE_KV_SHARE) // block_bytes
+        if affordable < per_request:
+            raise ConfigError(
+                f"stage {name}: a context of {self._spec.max_model_len} positions (max_model_len) "
+                f"needs {per_request * block_bytes / 2**30:.1f} GiB of KV; "
+                f"{decoder.device} has {affordable * block_bytes / 2**30:.1f} GiB to spare"
+            )
+        return min(wanted, affordable)
 
     def _ar_scheduler(
         self,

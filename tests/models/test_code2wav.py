@@ -32,13 +32,14 @@ def some_codes(config: Code2WavConfig, num_frames: int, seed: int = 0) -> Tensor
 
 
 def one_shot(reference: Any, codes: Tensor) -> Tensor:
-    return reference(codes.T[None])[0, 0]
+    waveform: Tensor = reference(codes.T[None])[0, 0]
+    return waveform
 
 
 def streamed(model: Code2Wav, codes: Tensor, portions: list[int]) -> Tensor:
     assert sum(portions) == len(codes)
     state = model.open()
-    return torch.cat([model.feed([part], [state])[0] for part in codes.split(portions)])
+    return torch.cat([model.feed([part], [state])[0] for part in torch.split(codes, portions)])
 
 
 def portions_of(num_frames: int, size: int) -> list[int]:
@@ -85,7 +86,7 @@ def test_the_config_knows_how_many_samples_frames_have(tiny_spec: OmniSpec) -> N
 SHAPES: dict[str, dict[str, Any]] = {
     "as published, small": {},
     "a window of three": {"sliding_window": 3},
-    "other rates": {"upsample_rates": [2, 3], "upsampling_ratios": [3], "decoder_dim": 16},
+    "other rates": {"upsample_rates": [2, 3], "upsampling_ratios": [3], "decoder_dim": 32},
     "one layer, one codebook": {"num_hidden_layers": 1, "num_quantizers": 1},
     "one ratio": {"upsampling_ratios": [2], "upsample_rates": [4, 2]},
 }
@@ -102,7 +103,7 @@ def a_vocoder(directory: Path, changes: dict[str, Any]) -> tuple[Any, Code2Wav]:
         **changes,
     }  # fmt: skip
     theirs = configurations.Qwen3OmniMoeCode2WavConfig(**base)
-    reference = reference_models.Qwen3OmniMoeCode2Wav(theirs)
+    reference: Any = reference_models.Qwen3OmniMoeCode2Wav(theirs)
     scatter(reference, seed=5)
     # Loud enough to be heard, not so loud that everything is clipped.
     reference.decoder[-1].conv.weight.data *= 0.05
@@ -126,7 +127,7 @@ def a_vocoder(directory: Path, changes: dict[str, Any]) -> tuple[Any, Code2Wav]:
     return reference.double().eval(), model
 
 
-@pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
+@pytest.fixture(scope="module", params=list(SHAPES.values()), ids=list(SHAPES))
 def vocoder(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Any, Code2Wav]:
     return a_vocoder(tmp_path_factory.mktemp("vocoder"), request.param)
 
@@ -196,7 +197,9 @@ def test_streams_that_come_and_go_share_a_batch_and_hear_nothing_of_each_other(
             some_codes(model.config, sum(sizes), seed=at) for at, (_, sizes) in enumerate(talks)
         ]
         states = [model.open() for _ in talks]
-        parts = [list(own.split(sizes)) for own, (_, sizes) in zip(codes, talks, strict=True)]
+        parts = [
+            list(torch.split(own, sizes)) for own, (_, sizes) in zip(codes, talks, strict=True)
+        ]
         heard: list[list[Tensor]] = [[] for _ in talks]
         for step in range(10):
             rows = [

@@ -74,7 +74,10 @@ def test_a_code_predictor_of_any_shape_is_transformers(
         num_code_groups=num_codebooks, max_position_embeddings=64,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     )  # fmt: skip
-    model = reference_models.Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration(config)
+    model: Any = reference_models.Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration(
+        config
+    )
+    model.eval()
     scatter(model, seed=4)
     save_as(tmp_path, model, "part.")
     own = DecoderConfig(
@@ -94,7 +97,7 @@ def test_a_code_predictor_of_any_shape_is_transformers(
         first = torch.randn(num_rows, 40, generator=generator)
         codes, _ = predictor.generate(hidden, first, greedy)
         for row in range(num_rows):
-            expected = reference_codes(model.eval(), hidden[row], first[row])
+            expected = reference_codes(model, hidden[row], first[row])
             assert codes[row].tolist() == expected
 
 
@@ -231,6 +234,7 @@ class Speaker:
         self._at: dict[str, int] = {}
         self._inboxes: dict[str, Any] = {}
         self._places: dict[str, Place] = {}
+        self._admitted: tuple[Admission, ...] = ()
 
     def open(
         self, name: str, user: list[int], spoken: list[int], sampling: SamplingParams | None = None

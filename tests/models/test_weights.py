@@ -62,7 +62,7 @@ def saved(directory: Path, state: dict[str, Tensor], num_shards: int = 1) -> Pat
         save_file(state, directory / "model.safetensors")
         return directory
     names = sorted(state)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard in range(num_shards):
         file = f"model-{shard:05d}.safetensors"
         part = {name: state[name] for name in names[shard::num_shards]}

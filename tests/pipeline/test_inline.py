@@ -41,7 +41,7 @@ SHORT: dict[str, Any] = {
     "return_codes": True,
 }
 # Longer than a chunk of 25 and a first one.
-NUM_FRAMES = 34
+NUM_FRAMES = 28
 LONG: dict[str, Any] = {
     "sampling": {"max_tokens": 12, "seed": 1},
     "talker_sampling": {"max_tokens": NUM_FRAMES},
@@ -107,6 +107,12 @@ def local(cache_dir: Path) -> Iterator[Local]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def long_answer(local: Local) -> Answer:
+    """What `LONG` is answered, by the deployment as it is."""
+    return local.generate(**LONG)
+
+
 def codec_flags(steady: int, initial: int | str = "auto") -> dict[str, Any]:
     codec = {"codec_chunk_frames": steady, "initial_codec_chunk_frames": initial}
     return {"connectors": {"talker->code2wav": {"codec": codec}}}
@@ -114,7 +120,7 @@ def codec_flags(steady: int, initial: int | str = "auto") -> dict[str, Any]:
 
 def portions(num_frames: int, *, initial: int, steady: int = 25, growth: float = 1.2) -> list[int]:
     """The sizes in which the default deployment cuts so many frames."""
-    sizes, size = [], float(initial)
+    size, sizes = float(initial), list[int]()
     while sum(sizes) < num_frames:
         sizes.append(min(int(size), num_frames - sum(sizes)))
         size = min(size * growth, steady)
@@ -188,8 +194,8 @@ def test_text_codes_and_sound_are_transformers(
 # ---- one answer, however it is served ------------------------------------------------------------
 
 
-def test_what_is_streamed_is_the_whole(local: Local) -> None:
-    whole = local.generate(**LONG)
+def test_what_is_streamed_is_the_whole(local: Local, long_answer: Answer) -> None:
+    whole = long_answer
     *deltas, end = local.events(**LONG)
     assert isinstance(end, Finished)
     assert all(isinstance(delta, TextDelta | AudioDelta) for delta in deltas)
@@ -206,12 +212,13 @@ def test_text_and_sound_interleave(local: Local) -> None:
     assert TextDelta in kinds[first_sound:], "the Talker speaks while the Thinker still writes"
 
 
-def test_every_frame_sounds_for_eighty_milliseconds(local: Local) -> None:
-    answer = local.generate(**LONG)
+def test_every_frame_sounds_for_eighty_milliseconds(local: Local, long_answer: Answer) -> None:
+    answer = long_answer
     assert answer.usage.audio_tokens == NUM_FRAMES
     assert len(answer.audio) == NUM_FRAMES * SAMPLES_PER_FRAME - SAMPLES_MISSING
     assert answer.codes is not None
-    assert (answer.codes.shape, answer.codes.dtype) == ((NUM_FRAMES, 16), np.int16)
+    assert answer.codes.shape == (NUM_FRAMES, 16)
+    assert answer.codes.dtype == np.int16
     assert answer.audio.dtype == np.float32
     assert 0.01 < np.abs(answer.audio).max() <= 1.0
 
@@ -269,13 +276,13 @@ def test_the_size_of_prefill_cells_changes_nothing(
 
 @pytest.mark.parametrize("growth", [None, 2.0])
 def test_how_chunks_grow_changes_nothing_but_their_sizes(
-    local: Local, cache_dir: Path, growth: float | None
+    local: Local, long_answer: Answer, cache_dir: Path, growth: float | None
 ) -> None:
     flags = codec_flags(25, 2)
     flags["connectors"]["talker->code2wav"]["codec"]["codec_chunk_growth"] = growth
     with a_pipeline(cache_dir, flags=flags) as other:
         events = other.events(**LONG)
-    got, expected = collect(events), local.generate(**LONG)  # type: ignore[arg-type]
+    got, expected = collect(events), long_answer  # type: ignore[arg-type]
     assert_same_words_and_codes(got, expected)
     assert_same_sound(got, expected)
     sizes = [event.num_frames for event in events if isinstance(event, AudioDelta)]
@@ -315,11 +322,13 @@ def test_a_prefix_cache_that_is_always_full_changes_nothing_either(
 
 
 @pytest.mark.parametrize("initial", [1, 7, 25])
-def test_a_request_may_say_how_long_its_first_chunk_is(local: Local, initial: int) -> None:
+def test_a_request_may_say_how_long_its_first_chunk_is(
+    local: Local, long_answer: Answer, initial: int
+) -> None:
     events = local.events(**{**LONG, "initial_codec_chunk_frames": initial})
     sizes = [event.num_frames for event in events if isinstance(event, AudioDelta)]
     assert sizes == portions(NUM_FRAMES, initial=initial)
-    assert_same_sound(collect(events), local.generate(**LONG))  # type: ignore[arg-type]
+    assert_same_sound(collect(events), long_answer)  # type: ignore[arg-type]
 
 
 def test_several_at_once_are_each_answered_as_if_alone(local: Local) -> None:
@@ -552,8 +561,10 @@ async def _all_of(handle: Any) -> list[Event]:
     return [event async for event in handle]
 
 
-def test_half_of_the_streams_aborted_leave_the_other_half_whole(local: Local) -> None:
-    expected = local.generate(**LONG)
+def test_half_of_the_streams_aborted_leave_the_other_half_whole(
+    local: Local, long_answer: Answer
+) -> None:
+    expected = long_answer
 
     async def listen(number: int) -> Answer | None:
         handle = local.omni.submit(PROMPT, **LONG)

@@ -111,6 +111,11 @@ def open_descriptors(pid: int | str = "self") -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
+def assert_same_codes(got: Answer, expected: Answer) -> None:
+    assert got.codes is not None and expected.codes is not None
+    assert np.array_equal(got.codes, expected.codes)
+
+
 async def all_of(handle: Any) -> list[Event]:
     return [event async for event in handle]
 
@@ -131,7 +136,7 @@ def test_processes_answer_as_one_thread_does(service: Service, cache_dir: Path) 
     with an_inline_pipeline(cache_dir) as inline:
         expected = inline.generate(PROMPT, **SHORT)
     assert (got.text, got.token_ids) == (expected.text, expected.token_ids)
-    assert got.codes is not None and np.array_equal(got.codes, expected.codes)
+    assert_same_codes(got, expected)
     assert np.abs(got.audio - expected.audio).max() <= 1e-4
 
 
@@ -177,7 +182,7 @@ def test_half_of_twenty_streams_aborted_at_random_leave_the_others_whole(
     assert [answer is None for answer in answers] == [False, True] * 10
     for answer in answers[::2]:
         assert (answer.text, answer.token_ids) == (expected.text, expected.token_ids)
-        assert np.array_equal(answer.codes, expected.codes)
+        assert_same_codes(answer, expected)
     assert dict(service.pids) == pids and all(map(is_alive, pids.values()))
     service.until(service.hold_nothing)
 
@@ -240,7 +245,7 @@ def test_async_output_off_and_a_trace_change_nothing(
     with a_service(cache_dir, trace=trace, stages=stages) as other:
         got = other.generate(**SHORT)
     assert (got.text, got.token_ids) == (expected.text, expected.token_ids)
-    assert got.codes is not None and np.array_equal(got.codes, expected.codes)
+    assert_same_codes(got, expected)
     assert np.array_equal(got.audio, expected.audio)
     processes = {span.process for span in read_trace(trace)}
     assert processes == {"front", "thinker", "talker", "code2wav"}
