@@ -23,6 +23,8 @@ import numpy as np
 
 # The largest first chunk under load; half of a chunk of 25 is still one second of sound.
 MAX_INITIAL_FRAMES = 16
+# With 8 others in flight the first chunk has 4 frames, with 16 it has 8, with 32 it has 16.
+REQUESTS_PER_FRAME = 4
 # The smallest: one frame would have to be followed by the next within 80 ms.
 MIN_INITIAL_FRAMES = 2
 
@@ -30,10 +32,11 @@ MIN_INITIAL_FRAMES = 2
 def initial_frames_for_load(num_requests: int, codec_chunk_frames: int) -> int:
     """Frames of the first chunk with `num_requests` others in flight: a power of two, 2 when idle.
 
-    Under load the vocoder is shared, so that each stream does better with fewer, larger calls.
+    Under load the vocoder is shared, so that each stream does better with fewer, larger calls. A
+    batch of the Talker costs far less than its requests one by one, so the size grows slowly.
     """
     size = MIN_INITIAL_FRAMES
-    while size < min(num_requests + 1, MAX_INITIAL_FRAMES):
+    while size < MAX_INITIAL_FRAMES and num_requests >= REQUESTS_PER_FRAME * size:
         size *= 2
     return min(size, codec_chunk_frames)
 

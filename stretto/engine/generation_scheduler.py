@@ -45,12 +45,21 @@ class GenerationRequest(Request[FrameInbox]):
 
 
 class GenerationScheduler(TableScheduler[GenerationRequest]):
-    """At most `max_num_seqs` requests per call; the others' turn is the next one."""
+    """At most `max_num_seqs` requests and about `max_frames` frames per call.
+
+    The others' turn is the next one: what a call has decoded leaves when it ends, so that a call
+    with everybody in it would make everybody wait for the last.
+    """
 
     def __init__(
-        self, *, max_num_seqs: int, open_inbox: Callable[[StageRequest], FrameInbox]
+        self,
+        *,
+        max_num_seqs: int,
+        open_inbox: Callable[[StageRequest], FrameInbox],
+        max_frames: int | None = None,
     ) -> None:
         super().__init__()
+        self._max_frames = max_frames
         self._max_num_seqs = max_num_seqs
         self._open_inbox = open_inbox
 
@@ -59,9 +68,14 @@ class GenerationScheduler(TableScheduler[GenerationRequest]):
             self._admit(request, NOWHERE)
             for request in self._table.with_status(RequestStatus.WAITING)
         ]
-        items = []
+        items: list[ScheduledFrames] = []
+        num_frames = 0
         for request in self._table.with_status(RequestStatus.RUNNING)[: self._max_num_seqs]:
-            items.append(ScheduledFrames(request.request_id, NOWHERE, request.inbox.take()))
+            if self._max_frames is not None and num_frames >= self._max_frames:
+                break
+            frames = request.inbox.take()
+            num_frames += len(frames)
+            items.append(ScheduledFrames(request.request_id, NOWHERE, frames))
             # To the end of the queue: it has had its turn.
             self._table.move(request, RequestStatus.RUNNING)
         return GenerationBatch(tuple(admitted), tuple(items)) if items else None

@@ -33,7 +33,7 @@ from stretto.engine.sampler import Sampler
 from stretto.engine.scheduler import Scheduler
 from stretto.errors import ConfigError
 from stretto.events import Report, StageReady
-from stretto.models.code2wav import Code2Wav
+from stretto.models.code2wav import CPU_BATCH_FRAMES, Code2Wav
 from stretto.models.decoder import Decoder, KVCache
 from stretto.models.qwen3_omni.spec import OmniSpec
 from stretto.models.qwen3_omni.talker import Talker
@@ -268,7 +268,11 @@ class _Builder:
         model = self._checkpoint.load(lambda source: Code2Wav(source, spec.omni.code2wav))
         assert spec.upstream is not None
         inbox: Any = _bridge(spec.upstream, spec).inbox
-        scheduler = GenerationScheduler(max_num_seqs=spec.config.max_num_seqs, open_inbox=inbox)
+        scheduler = GenerationScheduler(
+            max_num_seqs=spec.config.max_num_seqs,
+            open_inbox=inbox,
+            max_frames=CPU_BATCH_FRAMES if self._device.type == "cpu" else None,
+        )
         return scheduler, GenerationRunner(model), "audio"
 
     def _kv(self, decoder: Decoder) -> tuple[KVCache, BlockManager]:
