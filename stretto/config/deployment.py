@@ -60,7 +60,8 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ConnectorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Literal["SharedMemoryConnector", "MemoryConnector"] = "SharedMemoryConnector"
+    # Between processes; stages that run inline hand chunks over in memory whatever stands here.
+    name: Literal["SharedMemoryConnector"] = "SharedMemoryConnector"
     # Larger payloads travel as shared memory, smaller ones in the message itself.
     inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 32768
 
