@@ -8,14 +8,21 @@ their states side by side.
     frames   [. . .|. . . . .|.]          fed 3, then 5, then 1
     samples  [====:=========:==]          the same as fed 9, whatever the portions
 
-The transposed convolutions (kernel 2 r, stride r) drop r samples on either side, so they look one
-frame ahead at their own rate. Holding that frame back makes every feed of n frames give exactly
-n * samples_per_frame samples, except a stream's first: what stands before the first true sample
-(555 samples for rates 8, 5, 4, 3) is dropped, and zeroed where a convolution would look at it, so
-that streams at their start and in their middle share a batch.
+There are two of them, alike but for their ends:
 
-The network is transformers' `Qwen3OmniMoeCode2Wav` (pre-transformer, ConvNeXt upsampling, snake
-convolution blocks); layer scales are folded into the projections in front of them.
+    Qwen3-Omni   mean of code embeddings ───────────────> transformer ─> upsampling, snake blocks
+    Qwen3-TTS    sum of codewords ─> convolution ─> in ─> transformer ─> out ─> the same
+
+In Omni the transposed convolutions (kernel 2 r, stride r) drop r samples on either side, so they
+look one frame ahead at their own rate. Holding that frame back makes every feed of n frames give
+exactly n * samples_per_frame samples, except a stream's first: what stands before the first true
+sample (555 samples for rates 8, 5, 4, 3) is dropped, and zeroed where a convolution would look at
+it, so that streams at their start and in their middle share a batch. In TTS they drop on the right
+alone: nothing looks ahead, nothing is held back, and the first feed is whole too.
+
+The networks are transformers' `Qwen3OmniMoeCode2Wav` and the decoder of the reference's
+`Qwen3TTSTokenizerV2Model`. Layer scales are folded into the projections in front of them, and a
+codeword's projection into the codeword.
 """
 
 from __future__ import annotations
@@ -40,6 +47,18 @@ DECODER_KERNEL = 7
 # Frames of one call, padding included; 250 at once cost a quarter more per frame than 100.
 CPU_BATCH_FRAMES = 100
 RESIDUAL_DILATIONS = (1, 3, 9)
+PRE_KERNEL = 3
+# Codeword sums are divided by how often each was used, at least this.
+USAGE_EPSILON = 1e-5
+
+
+class SplitQuantizerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How the codes of Qwen3-TTS reach the transformer: codewords of one semantic and several
+    acoustic codebooks, half of `codebook_dim` wide, projected and summed."""
+
+    codebook_dim: int
+    # Channels of everything that is neither codeword nor transformer.
+    latent_dim: int
 
 
 class Code2WavConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +75,17 @@ class Code2WavConfig(msgspec.Struct, frozen=True, kw_only=True):
     upsampling_ratios: tuple[int, ...]
     upsample_rates: tuple[int, ...]
     decoder_dim: int
+    # None in Qwen3-Omni, where codes are embedded at the transformer's width.
+    quantizer: SplitQuantizerConfig | None = None
+
+    @property
+    def latent_dim(self) -> int:
+        return self.hidden_size if self.quantizer is None else self.quantizer.latent_dim
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the transposed convolutions drop samples on the left, too."""
+        return self.quantizer is None
 
     @property
     def samples_per_frame(self) -> int:
@@ -65,8 +95,9 @@ class Code2WavConfig(msgspec.Struct, frozen=True, kw_only=True):
     def samples_missing(self) -> int:
         """By how many samples a one-shot decode is shorter than its frames."""
         missing = 0
-        for rate in self.upsample_rates:
-            missing = (missing + 1) * rate
+        if self.looks_ahead:
+            for rate in self.upsample_rates:
+                missing = (missing + 1) * rate
         return missing
 
 
@@ -153,17 +184,36 @@ class _Layer:
     mlp: DenseMLP
 
 
+@dataclass(frozen=True)
+class _Ends:
+    """What Qwen3-TTS has around its transformer."""
+
+    conv: _Conv
+    project_in: tuple[Tensor, Tensor]
+    project_out: tuple[Tensor, Tensor]
+
+
 class Code2Wav:
     """The network's weights and the streaming decode over them."""
 
     def __init__(self, source: ParameterSource, config: Code2WavConfig) -> None:
         self.config = config
         self._tail_shapes: list[tuple[int, int]] = []
-        hidden, decoder_dim = config.hidden_size, config.decoder_dim
-        prefix = "code2wav"
-        self._embedding = source.take(
-            f"{prefix}.code_embedding.weight", config.num_codebooks * config.codebook_size, hidden
-        )
+        hidden, latent, decoder_dim = config.hidden_size, config.latent_dim, config.decoder_dim
+        quantizer = config.quantizer
+        self._ends: _Ends | None = None
+        if quantizer is None:
+            prefix = "code2wav"
+            # A row per codebook and code; their sum is what a frame is.
+            self._codewords = source.take(
+                f"{prefix}.code_embedding.weight",
+                config.num_codebooks * config.codebook_size,
+                hidden,
+            )
+        else:
+            prefix = "decoder"
+            self._codewords = self._load_codewords(source, f"{prefix}.quantizer", quantizer)
+            self._ends = self._load_ends(source, prefix, quantizer)
         self._layers = [
             self._load_layer(source, f"{prefix}.pre_transformer.layers.{index}")
             for index in range(config.num_layers)
@@ -172,13 +222,13 @@ class Code2Wav:
         self._norm = Norm(norm, config.rms_norm_eps)
         self._upsamples = [
             (
-                self._load_upsample(source, f"{prefix}.upsample.{i}.0", hidden, hidden, ratio, 1),
+                self._load_upsample(source, f"{prefix}.upsample.{i}.0", latent, latent, ratio, 1),
                 self._load_convnext(source, f"{prefix}.upsample.{i}.1"),
             )
             for i, ratio in enumerate(config.upsampling_ratios)
         ]
         self._conv_in = self._load_conv(
-            source, f"{prefix}.decoder.0", hidden, decoder_dim, DECODER_KERNEL
+            source, f"{prefix}.decoder.0", latent, decoder_dim, DECODER_KERNEL
         )
         self._blocks = [
             self._load_block(source, f"{prefix}.decoder.{i + 1}.block", i)
@@ -190,7 +240,7 @@ class Code2Wav:
         self._conv_out = self._load_conv(
             source, f"{prefix}.decoder.{last + 1}", channels, 1, DECODER_KERNEL
         )
-        device = self._embedding.device
+        device = self._codewords.device
         self._offsets = torch.arange(config.num_codebooks, device=device) * config.codebook_size
         self._inv_freq = 1.0 / config.rope_theta ** (
             torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
@@ -199,11 +249,11 @@ class Code2Wav:
 
     @property
     def device(self) -> torch.device:
-        return self._embedding.device
+        return self._codewords.device
 
     def open(self) -> VocoderState:
         """The state of a stream that has not begun."""
-        config, like = self.config, self._embedding
+        config, like = self.config, self._codewords
         window = config.sliding_window - 1
         kv = like.new_zeros(config.num_layers, 2, config.num_heads, window, config.head_dim)
         return VocoderState(kv, [like.new_zeros(shape) for shape in self._tail_shapes])
@@ -226,8 +276,7 @@ class Code2Wav:
         feed = _Feed([len(frames) for frames in codes], list(states), self.device)
         width = max(feed.lengths)
         padded = [F.pad(frames, (0, 0, 0, width - len(frames))) for frames in codes]
-        embedded = F.embedding(torch.stack(padded) + self._offsets, self._embedding).mean(2)
-        x = self._transform(embedded, feed).transpose(1, 2)
+        x = self._contextual(torch.stack(padded), feed).transpose(1, 2)
         for upsample, convnext in self._upsamples:
             x = self._run_upsample(upsample, x, feed)
             x = self._run_convnext(convnext, x, feed)
@@ -245,6 +294,15 @@ class Code2Wav:
         for state, frames in zip(states, codes, strict=True):
             state.num_frames += len(frames)
         return samples
+
+    def _contextual(self, codes: Tensor, feed: _Feed) -> Tensor:
+        """Codes [rows, frames, codebooks] to what the upsampling begins with, [rows, frames, C]."""
+        codewords = F.embedding(codes + self._offsets, self._codewords)
+        if self._ends is None:
+            return self._transform(codewords.mean(2), feed)
+        x = self._run_conv(self._ends.conv, codewords.sum(2).transpose(1, 2), feed)
+        x = F.linear(x.transpose(1, 2), *self._ends.project_in)
+        return F.linear(self._transform(x, feed), *self._ends.project_out)
 
     def _transform(self, x: Tensor, feed: _Feed) -> Tensor:
         """The pre-transformer over [rows, frames, H], each row behind its own window."""
@@ -293,7 +351,7 @@ class Code2Wav:
             return x
         x = feed.extend(x, upsample.tail, 1)
         x = F.conv_transpose1d(x, upsample.weight, upsample.bias, stride=rate)[..., rate:-rate]
-        feed.grow(rate, held_back=1)
+        feed.grow(rate, held_back=1 if self.config.looks_ahead else 0)
         return x
 
     def _run_convnext(self, block: _ConvNeXt, x: Tensor, feed: _Feed) -> Tensor:
@@ -301,6 +359,41 @@ class Code2Wav:
         y = F.layer_norm(y, (y.shape[-1],), block.norm_weight, block.norm_bias, CONVNEXT_EPSILON)
         y = F.linear(F.gelu(F.linear(y, *block.expand)), *block.project)
         return x + y.transpose(1, 2)
+
+    def _load_codewords(
+        self, source: ParameterSource, prefix: str, quantizer: SplitQuantizerConfig
+    ) -> Tensor:
+        """[codebooks * codebook_size, codebook_dim]: codewords behind their group's projection."""
+        dim, inner = quantizer.codebook_dim, quantizer.codebook_dim // 2
+        tables = []
+        for group, count in (("rvq_first", 1), ("rvq_rest", self.config.num_codebooks - 1)):
+            project = source.take(f"{prefix}.{group}.output_proj.weight", dim, inner, 1)[:, :, 0]
+            for index in range(count):
+                book = f"{prefix}.{group}.vq.layers.{index}._codebook"
+                usage = source.take(f"{book}.cluster_usage", self.config.codebook_size)
+                sums = source.take(f"{book}.embedding_sum", self.config.codebook_size, inner)
+                codewords = sums / usage.clamp(min=USAGE_EPSILON)[:, None]
+                tables.append(F.linear(codewords, project))
+        return torch.cat(tables)
+
+    def _load_ends(
+        self, source: ParameterSource, prefix: str, quantizer: SplitQuantizerConfig
+    ) -> _Ends:
+        hidden, latent = self.config.hidden_size, quantizer.latent_dim
+        inside = f"{prefix}.pre_transformer"
+        return _Ends(
+            conv=self._load_conv(
+                source, f"{prefix}.pre_conv", quantizer.codebook_dim, latent, PRE_KERNEL
+            ),
+            project_in=(
+                source.take(f"{inside}.input_proj.weight", hidden, latent),
+                source.take(f"{inside}.input_proj.bias", hidden),
+            ),
+            project_out=(
+                source.take(f"{inside}.output_proj.weight", latent, hidden),
+                source.take(f"{inside}.output_proj.bias", latent),
+            ),
+        )
 
     def _load_layer(self, source: ParameterSource, prefix: str) -> _Layer:
         config = self.config
@@ -365,7 +458,7 @@ class Code2Wav:
         )
 
     def _load_convnext(self, source: ParameterSource, prefix: str) -> _ConvNeXt:
-        dim = self.config.hidden_size
+        dim = self.config.latent_dim
         gamma = source.take(f"{prefix}.gamma", dim)
         project = source.take(f"{prefix}.pwconv2.weight", dim, 4 * dim)
         project_bias = source.take(f"{prefix}.pwconv2.bias", dim)

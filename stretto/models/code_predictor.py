@@ -8,7 +8,9 @@ step costs nearly the same for one request as for many: so it runs over all requ
 once, on a KV cache of a fixed `num_codebooks + 1` positions that no frame outlives.
 
 The architecture is transformers' `Qwen3OmniMoeTalkerCodePredictor`: dense layers of `decoder.py`,
-one embedding and one head per residual codebook.
+one embedding and one head per residual codebook. In Qwen3-TTS the predictor may be narrower than
+the Talker; the embeddings then have the Talker's width, which a projection brings to its own. Of
+embeddings that is a function of the code, so it is taken once for all of them.
 """
 
 from __future__ import annotations
@@ -48,10 +50,13 @@ class CodePredictor:
         num_codebooks: int,
         codebook_size: int,
         max_rows: int,
+        talker_hidden_size: int | None = None,
     ) -> None:
+        """`talker_hidden_size` None: the same as the predictor's own."""
         self.config = config
         self.num_codebooks = num_codebooks
         hidden = config.hidden_size
+        outer = talker_hidden_size or hidden
         self._layers = [
             load_layer(source, f"{prefix}.model.layers.{index}", config)
             for index in range(config.num_layers)
@@ -60,9 +65,17 @@ class CodePredictor:
         self._norm = Norm(norm, config.rms_norm_eps)
         residual = range(num_codebooks - 1)
         self._embeddings = [
-            source.take(f"{prefix}.model.codec_embedding.{index}.weight", codebook_size, hidden)
+            source.take(f"{prefix}.model.codec_embedding.{index}.weight", codebook_size, outer)
             for index in residual
         ]
+        self._projection: _Projection | None = None
+        # What the predictor takes for the embedding of a code.
+        self._inputs = self._embeddings
+        if outer != hidden:
+            self._projection = _Projection(
+                source, f"{prefix}.small_to_mtp_projection", outer, hidden
+            )
+            self._inputs = [self._projection(table) for table in self._embeddings]
         self._heads = [
             transposed(source.take(f"{prefix}.lm_head.{index}.weight", codebook_size, hidden))
             for index in residual
@@ -93,24 +106,36 @@ class CodePredictor:
 
         `hidden` is the Talker's normed output, `first_embedding` that of code 0; [rows, H] each.
         """
-        rows, size = hidden.shape
+        rows, size = hidden.shape[0], self.config.hidden_size
         views = self._views_of(rows)
-        x = torch.stack((hidden, first_embedding), 1).view(2 * rows, size)
+        x = torch.stack((hidden, first_embedding), 1).view(2 * rows, -1)
+        if self._projection is not None:
+            x = self._projection(x)
         for layer, turns, view in zip(self._layers, self._turns, views, strict=True):
             x = self._run_first(layer, turns, x, view[1])
         x = x.view(rows, 2, size)[:, 1]
         total = first_embedding
         codes = []
         last = len(self._heads) - 1
-        for step, (head, embeddings) in enumerate(zip(self._heads, self._embeddings, strict=True)):
+        for step, head in enumerate(self._heads):
             code = pick(torch.mm(self._norm(x), head), step)
             codes.append(code)
-            x = F.embedding(code, embeddings)
-            total = total + x
+            embedded = F.embedding(code, self._embeddings[step])
+            total = total + embedded
             if step < last:
+                x = embedded
+                if self._projection is not None:
+                    x = F.embedding(code, self._inputs[step])
                 for layer, turns, view in zip(self._layers, self._turns, views, strict=True):
                     x = self._run(layer, turns, x, step + 2, view[step + 2])
         return torch.stack(codes, 1), total
+
+    def residual_rows(self, codes: Tensor) -> Tensor:
+        """Sums of embeddings of codes 1, 2, ..., int64 [n, num_codebooks - 1] to [n, Talker H]."""
+        rows = F.embedding(codes[:, 0], self._embeddings[0])
+        for index in range(1, len(self._embeddings)):
+            rows = rows + F.embedding(codes[:, index], self._embeddings[index])
+        return rows
 
     def _run(self, layer: Layer, turns: _Turn, x: Tensor, position: int, view: _View) -> Tensor:
         """One layer over one position of every row; x [rows, H]."""
@@ -156,6 +181,17 @@ class CodePredictor:
                 for keys, values in zip(self._keys, self._values, strict=True)
             ]
         return self._views[rows]
+
+
+class _Projection:
+    """Rows of the Talker [n, Talker H] to rows of the predictor [n, H]."""
+
+    def __init__(self, source: ParameterSource, prefix: str, outer: int, hidden: int) -> None:
+        self._weight = transposed(source.take(f"{prefix}.weight", hidden, outer))
+        self._bias = source.take(f"{prefix}.bias", hidden)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return torch.addmm(self._bias, rows, self._weight)
 
 
 class _Turn:

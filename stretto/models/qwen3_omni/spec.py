@@ -15,34 +15,11 @@ import msgspec
 from stretto.errors import CheckpointError
 from stretto.models.code2wav import Code2WavConfig
 from stretto.models.decoder import DecoderConfig, DenseConfig, MoEConfig
+from stretto.models.spec import CodecIds as CodecIds
+from stretto.models.spec import CodecTalkerSpec, check_ids
+from stretto.models.spec import PromptIds as PromptIds
 
 MODEL_TYPE = "qwen3_omni_moe"
-
-# The published Talker keeps its special codec ids in the last 1024 of its vocabulary.
-NUM_SPECIAL_CODEC_IDS = 1024
-
-
-class PromptIds(msgspec.Struct, frozen=True, kw_only=True):
-    """Ids of the Thinker's vocabulary that shape a prompt."""
-
-    im_start: int
-    im_end: int
-    user: int
-    assistant: int
-    tts_bos: int
-    tts_eos: int
-    tts_pad: int
-
-
-class CodecIds(msgspec.Struct, frozen=True, kw_only=True):
-    """Ids of the Talker's vocabulary that are not codes."""
-
-    eos: int
-    bos: int
-    pad: int
-    nothink: int
-    think_bos: int
-    think_eos: int
 
 
 class ThinkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,20 +27,13 @@ class ThinkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
 
 
-class TalkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    decoder: DecoderConfig
-    predictor: DecoderConfig
-    vocab_size: int
-    num_codebooks: int
-    codebook_size: int
+class TalkerSpec(CodecTalkerSpec, frozen=True, kw_only=True):
     thinker_hidden_size: int
     thinker_vocab_size: int
     projection_size: int
-    codec_ids: CodecIds
-    speakers: dict[str, int]
 
 
-class OmniSpec(msgspec.Struct, frozen=True, kw_only=True):
+class OmniSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     thinker: ThinkerSpec
     talker: TalkerSpec
     code2wav: Code2WavConfig
@@ -225,7 +195,6 @@ def read_spec(config: Mapping[str, Any], where: str) -> OmniSpec:
 
 
 def _check_ids(omni: _Omni, where: str) -> None:
-    """Raises CheckpointError for an id that its vocabulary has not: it would be an index later."""
     talker = omni.talker_config
     text_ids = {
         name: value for name, value in msgspec.structs.asdict(omni).items() if name.endswith("_id")
@@ -236,13 +205,8 @@ def _check_ids(omni: _Omni, where: str) -> None:
         if name.startswith("codec_") and name.endswith("_id")
     }
     codec_ids |= {f"speaker_id.{name}": value for name, value in talker.speaker_id.items()}
-    for ids, size in (
-        (text_ids, omni.thinker_config.text_config.vocab_size),
-        (codec_ids, talker.text_config.vocab_size),
-    ):
-        for name, value in ids.items():
-            if not 0 <= value < size:
-                raise CheckpointError(f"{where}: {name} is {value}; its vocabulary has {size} ids")
+    check_ids(text_ids, vocab_size=omni.thinker_config.text_config.vocab_size, where=where)
+    check_ids(codec_ids, vocab_size=talker.text_config.vocab_size, where=where)
 
 
 def _thinker(text: _ThinkerText, where: str) -> ThinkerSpec:
