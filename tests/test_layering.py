@@ -20,7 +20,7 @@ import stretto
 ROOT = Path(stretto.__file__).parent
 
 # Parts that know nothing of the others.
-BASE = {"errors", "payloads", "text", "wire", "audio", "trace", "_version"}
+BASE = {"errors", "payloads", "text", "wire", "audio", "trace", "sentences", "_version"}
 EDGES: dict[str, set[str]] = {
     **{part: set() for part in BASE},
     "request": {"errors", "payloads", "text"},
