@@ -31,7 +31,9 @@ from stretto.events import (
     Timings,
     Usage,
 )
-from stretto.pipeline.frontend import Frontend, Model, Options, Prompt, open_model
+from stretto.pipeline.frontend import Frontend, Prompt
+from stretto.pipeline.frontends import load_frontend
+from stretto.pipeline.model import Model, open_model
 from stretto.pipeline.pipeline import SAMPLE_RATE, Pipeline, PipelineRequest, RequestHandle
 from stretto.pipeline.stage import spawn_workers
 from stretto.request import FinishReason
@@ -110,11 +112,11 @@ class AsyncOmni:
         Raises:
             CheckpointError, StageFailed: nothing is left running.
         """
-        workers = None if self._inline else await spawn_workers(len(self.model.config.stages))
+        workers = None if self._inline else await spawn_workers(self.model.config.stages)
         try:
             # Off the loop: it imports transformers, which takes seconds.
             self._frontend = await asyncio.to_thread(
-                Frontend, self.model, cache_dir=self._cache_dir
+                load_frontend, self.model, cache_dir=self._cache_dir
             )
         except BaseException:
             for worker in workers or ():
@@ -129,7 +131,7 @@ class AsyncOmni:
             workers=workers,
             trace=self._trace,
         )
-        await self._pipeline.start()
+        await self._pipeline.start(self._frontend.warm_up())
 
     async def close(self) -> None:
         if self._pipeline is not None:
@@ -169,13 +171,15 @@ class AsyncOmni:
 
     def prepare(self, prompt: Prompt, **options: Any) -> PipelineRequest:
         """The request of a prompt, checked and not yet started. Raises InvalidRequest."""
+        return self.frontend.prepare(prompt, self._checked(options))
+
+    def _checked(self, options: Mapping[str, Any]) -> Any:
         try:
-            checked = msgspec.convert(options, Options)
+            return msgspec.convert(options, self.frontend.options)
         except msgspec.ValidationError as error:
             named = re.search(r"`\$\.(\w+)|unknown field `(\w+)", str(error))
             param = (named[1] or named[2]) if named else "options"
             raise InvalidRequest(param, str(error)) from error
-        return self.frontend.prepare(prompt, checked)
 
     async def stream(self, prompt: Prompt, **options: Any) -> AsyncIterator[Delta]:
         """The answer as it comes. Raises what `submit` raises, and RequestFailed."""

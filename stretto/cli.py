@@ -428,7 +428,7 @@ def _add_check(commands: Any) -> None:
 def _check(options: argparse.Namespace) -> int:
     from stretto.config.async_output import choose_async_output
     from stretto.config.resolve import effective_values
-    from stretto.pipeline.frontend import open_model
+    from stretto.pipeline.model import open_model
 
     model = open_model(options.model, cache_dir=cache_dir(), deploy_config=options.config, flags={})
     values = effective_values(model.resolved)

@@ -44,7 +44,6 @@ class StageReady(msgspec.Struct, frozen=True, tag=True):
 
     load_s: float
     num_threads: int
-    weight_bytes: int
 
 
 class TextOut(msgspec.Struct, frozen=True, tag=True):
@@ -161,7 +160,7 @@ class AudioDelta(msgspec.Struct, frozen=True):
 class Finished(msgspec.Struct, frozen=True):
     """The end. A reason is `length` when a limit cut the text or the sound; None: not asked for."""
 
-    text_reason: FinishReason
+    text_reason: FinishReason | None
     audio_reason: FinishReason | None
     usage: Usage
     timings: Timings
@@ -170,7 +169,7 @@ class Finished(msgspec.Struct, frozen=True):
 
     @property
     def finish_reason(self) -> FinishReason:
-        return "length" if "length" in (self.text_reason, self.audio_reason) else self.text_reason
+        return "length" if "length" in (self.text_reason, self.audio_reason) else "stop"
 
 
 class Failed(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """What stages hand each other: one frozen struct per purpose, and the chunk that carries them.
 
-    thinker ══ ThinkerPrompt, ThinkerTokens ══> talker ══ CodecFrames ══> code2wav
+    thinker ══ ThinkerPrompt, SpokenTokens ══> talker ══ CodecFrames ══> code2wav
+    client ═══ SpokenTokens ═════════════════> talker ══ CodecFrames ══> code2wav
 
 The Talker looks its text rows up by token id, so ids are all that the first edge carries: one id
 per decode step, whatever the length of the history.
@@ -23,8 +24,8 @@ class ThinkerPrompt(msgspec.Struct, frozen=True, tag=True):
     head_ids: np.ndarray | None = None
 
 
-class ThinkerTokens(msgspec.Struct, frozen=True, tag=True):
-    """Ids of the answer that are to be spoken, in order, int32 [n]."""
+class SpokenTokens(msgspec.Struct, frozen=True, tag=True):
+    """Ids of the text that is to be spoken, in order, int32 [n]."""
 
     token_ids: np.ndarray
 
@@ -35,7 +36,7 @@ class CodecFrames(msgspec.Struct, frozen=True, tag=True):
     codes: np.ndarray
 
 
-Payload = ThinkerPrompt | ThinkerTokens | CodecFrames
+Payload = ThinkerPrompt | SpokenTokens | CodecFrames
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from stretto.errors import InvalidRequest
 from stretto.payloads import Payload
@@ -123,27 +124,58 @@ def merge_sampling(defaults: SamplingParams, given: Mapping[str, Any]) -> Sampli
         raise InvalidRequest(named[1] if named else "sampling", str(error)) from error
 
 
+# In `SpeechPrompt.codec_ids`: a row with no codec beside its text; the row of the given voice.
+NO_CODEC = -1
+GIVEN_VOICE = -2
+
+
+class SpeechPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Talker hears that reads a text out by itself (Qwen3-TTS): head, reference, text.
+
+    The head is `head_ids` of text, each with its entry of `codec_ids` beside it. A reference to
+    speak like is its text and its frames, int16 [n, num_codebooks]; a given voice a speaker
+    embedding, float32 [H].
+    """
+
+    head_ids: tuple[int, ...]
+    codec_ids: tuple[int, ...]
+    # The text as far as it is known; more comes in pieces if `text_follows`.
+    text_ids: tuple[int, ...]
+    text_follows: bool = False
+    # The whole text stands before the first frame, instead of one token beside each frame.
+    text_first: bool = False
+    reference_text_ids: tuple[int, ...] = ()
+    reference_codes: np.ndarray | None = None
+    speaker_embedding: np.ndarray | None = None
+
+
 class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a request says about its sound. `speaker` is a name of the checkpoint, lower case."""
 
     speaker: str
-    # Frames in the first chunk for the vocoder; chosen at admission, so that every stage agrees.
-    initial_codec_chunk_frames: int
+    # Frames in the first chunk for the vocoder; None until the request is admitted, when it is
+    # chosen from the load, so that every stage agrees.
+    initial_codec_chunk_frames: int | None
     # The residual codebooks' own sampling; greedy when the Talker itself is greedy.
     residual_sampling: SamplingParams
     return_codes: bool = False
+    # For a Talker that has no Thinker before it.
+    prompt: SpeechPrompt | None = None
 
 
 class StageRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The ticket: all that one stage needs to know before the first data arrives."""
 
-    request_id: str
+    # Given by the pipeline, which mints it.
+    request_id: str = ""
     sampling: SamplingParams
     # Cache positions the request can need at most; reserved when it is admitted.
     max_positions: int
     # The entry stage's prompt; empty for the others, which wait for their upstream.
     prompt_token_ids: tuple[int, ...] = ()
     speech: SpeechOptions | None = None
+    # Nothing follows from upstream: the ticket brings all of the request's input.
+    brings_all: bool = False
     # Whether a downstream stage holds a ticket of this request too.
     feeds_downstream: bool = False
 

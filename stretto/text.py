@@ -1,4 +1,4 @@
-"""Token ids to text while they come, and where a stop string ends the text.
+"""Token ids to text while they come, and text to token ids while it comes.
 
 Byte-level tokens may hold a part of a character, and a stop string may lie across tokens, so text
 is held back while it could still change: until its last character is whole, and while its tail
@@ -93,3 +93,45 @@ def _overlap(text: str, stop: str) -> int:
         if stop.startswith(text[-length:]):
             return length
     return 0
+
+
+class PieceTokenizer:
+    """Ids of a text that comes in pieces, cut anywhere: those that the whole text at once has.
+
+    What a tokenizer makes of a word can change with what follows it, so the last word is held back
+    until something follows. `words` gives the text in its normal form and where each word of it
+    (what a tokenizer never joins) begins; `encode` makes ids of whole words. White space around the
+    text is no part of it.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[str], list[int]],
+        words: Callable[[str], tuple[str, list[int]]],
+    ) -> None:
+        self._encode = encode
+        self._words = words
+        self._held = ""
+        self._begun = False
+
+    def push(self, piece: str) -> list[int]:
+        """Ids that are certain now."""
+        text = self._held + piece
+        if not self._begun:
+            text = text.lstrip()
+            self._begun = bool(text)
+        # White space at the end may be the text's end, which is cut off.
+        visible = text.rstrip()
+        if not visible:
+            self._held = text
+            return []
+        trailing = text[len(visible) :]
+        visible, begins = self._words(visible)
+        at = begins[-1]
+        self._held = visible[at:] + trailing
+        return self._encode(visible[:at]) if at else []
+
+    def finish(self) -> list[int]:
+        """Ids of what was held back."""
+        last = self._held.rstrip()
+        return self._encode(last) if last else []

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from stretto.api import Answer, Omni
-from stretto.pipeline.frontend import Options
+from stretto.pipeline.omni_frontend import Options
 
 CODEC_CHUNKS = (1, 3, 25)
 CONCURRENCY = (1, 4)

@@ -16,7 +16,7 @@ from stretto.payloads import (
     StageStep,
     TextStep,
     ThinkerPrompt,
-    ThinkerTokens,
+    SpokenTokens,
 )
 from stretto.request import SamplingParams, SpeechOptions, StageRequest
 from stretto.transfer.connector import Buffer
@@ -135,7 +135,7 @@ class ReorderingConnector(WrappedConnector):
 
 
 class CountingInbox:
-    """The inbox of an autoregressive stage over ThinkerPrompt and ThinkerTokens.
+    """The inbox of an autoregressive stage over ThinkerPrompt and SpokenTokens.
 
     The prompt is what came until a piece with a head; each token covers one position more.
     """
@@ -151,7 +151,7 @@ class CountingInbox:
                 self.positions_ready += len(user_ids)
                 if head_ids is not None:
                     self.prompt_length = self.positions_ready
-            case ThinkerTokens(token_ids=token_ids):
+            case SpokenTokens(token_ids=token_ids):
                 self.positions_ready += len(token_ids)
             case CodecFrames():
                 raise ValueError("frames where words are wanted")
@@ -175,8 +175,8 @@ class FrameQueue:
     def is_done(self) -> bool:
         return self._ended and not self._waiting
 
-    def take(self) -> np.ndarray:
-        return self._waiting.pop(0)
+    def take(self) -> tuple[np.ndarray, bool]:
+        return self._waiting.pop(0), True
 
     def push(self, payload: Payload) -> None:
         assert isinstance(payload, CodecFrames)
@@ -201,7 +201,7 @@ class FakeStream:
             case TextStep(token_id=None) | SpeechStep(frame=None):
                 return ()
             case TextStep(token_id=token_id):
-                return (ThinkerTokens(np.array([token_id], np.int32)),)
+                return (SpokenTokens(np.array([token_id], np.int32)),)
             case SpeechStep(frame=frame):
                 assert frame is not None
                 return (CodecFrames(frame[None]),)

@@ -34,8 +34,8 @@ EDGES: dict[str, set[str]] = {
         "bridges", "transfer", "models", "events", "payloads", "request", "text", "trace",
     },
     "pipeline": {
-        "engine", "bridges", "transfer", "models", "config", "events", "request", "text", "wire",
-        "errors", "trace",
+        "engine", "bridges", "transfer", "models", "config", "events", "payloads", "request", "text",
+        "wire", "errors", "trace",
     },
     "api": {"pipeline", "events", "request", "audio", "errors"},
 }  # fmt: skip
@@ -46,11 +46,15 @@ INSIDE_A_STAGE = {"engine", "bridges", "transfer"}
 # Inside of a part not every module needs what the part may import.
 ONLY = {
     # Bridges know the ids and sizes of a model, not the model.
-    ("bridges", "models"): {"stretto.models.qwen3_omni.spec"},
+    ("bridges", "models"): {
+        "stretto.models.family",
+        "stretto.models.qwen3_omni.spec",
+        "stretto.models.qwen3_tts.spec",
+        "stretto.models.spec",
+    },
     # The engine meets models in its runners, bridges there and where steps are handed on.
     ("engine.ar_runner", "bridges"): {
         "stretto.bridges.prompt_inbox",
-        "stretto.bridges.thinker_to_talker",
     },
     ("engine.materializer", "bridges"): {"stretto.bridges.bridge"},
 }
@@ -70,7 +74,11 @@ STRANGERS = {
     "engine": {"transformers", "asyncio", "socket"},
 }
 # Stage processes start without it: it takes seconds to import.
-MAY_IMPORT_TRANSFORMERS = {"stretto.models.tiny", "stretto.pipeline.frontend"}
+MAY_IMPORT_TRANSFORMERS = {
+    "stretto.models.tiny",
+    "stretto.pipeline.frontend",
+    "stretto.pipeline.omni_frontend",
+}
 
 
 def module_name(path: Path) -> str:

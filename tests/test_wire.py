@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
 
-from stretto.payloads import Chunk, CodecFrames, Payload, ThinkerPrompt, ThinkerTokens
+from stretto.payloads import Chunk, CodecFrames, Payload, SpokenTokens, ThinkerPrompt
 from stretto.wire import ALIGNMENT, DTYPES, Codec
 
 
@@ -32,7 +32,7 @@ parcels = st.builds(Parcel, label=st.text(max_size=200), arrays=st.lists(arrays)
 ids = stnp.arrays(np.int32, st.integers(0, 40))
 payloads: st.SearchStrategy[Payload] = st.one_of(
     st.builds(ThinkerPrompt, user_ids=ids, head_ids=st.none() | ids),
-    st.builds(ThinkerTokens, token_ids=ids),
+    st.builds(SpokenTokens, token_ids=ids),
     st.builds(CodecFrames, codes=stnp.arrays(np.int16, st.tuples(st.integers(0, 30), st.just(16)))),
 )
 

@@ -316,7 +316,8 @@ def _prompts(options: argparse.Namespace, model: str, count: int) -> list[Prompt
 def _tokenizer_file(name: str | None, model: str) -> Path:
     """The `tokenizer.json` to count tokens by; a server's model need not be a name we know."""
     from stretto.models.tiny import CACHED_CHECKPOINTS
-    from stretto.pipeline.frontend import PARROT, Frontend, model_directory, open_model
+    from stretto.pipeline.frontends import load_frontend
+    from stretto.pipeline.model import PARROT, model_directory, open_model
 
     if name is None:
         known = model in (PARROT, *CACHED_CHECKPOINTS) or Path(model, "config.json").is_file()
@@ -325,7 +326,7 @@ def _tokenizer_file(name: str | None, model: str) -> Path:
     if own.is_file():
         return own
     opened = open_model(name, cache_dir=cache_dir(), deploy_config=None, flags={})
-    return Path(Frontend(opened, cache_dir=cache_dir()).tokenizer_file)
+    return Path(load_frontend(opened, cache_dir=cache_dir()).tokenizer_file)
 
 
 def _goals(given: list[str]) -> dict[str, float]:

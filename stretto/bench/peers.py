@@ -27,7 +27,7 @@ import torch
 from stretto.api import AsyncOmni
 from stretto.bench.offline import Asked, Prompts, Workload, ask_exactly
 from stretto.bench.tables import Table, number
-from stretto.pipeline.frontend import Options
+from stretto.pipeline.omni_frontend import Options
 from stretto.pipeline.pipeline import SAMPLE_RATE
 from stretto.verify import REPETITION_PENALTY, captured_codes
 

@@ -22,8 +22,8 @@ from stretto.bridges.prompt_inbox import UNBOUNDED
 from stretto.config.deployment import EdgeConfig
 from stretto.errors import InvalidRequest
 from stretto.models.qwen3_omni.spec import OmniSpec, PromptIds
-from stretto.payloads import CodecFrames, Payload, StageStep, TextStep, ThinkerPrompt, ThinkerTokens
-from stretto.request import StageRequest
+from stretto.payloads import CodecFrames, Payload, SpokenTokens, StageStep, TextStep, ThinkerPrompt
+from stretto.request import NO_CODEC, StageRequest
 
 # <|im_start|> assistant \n
 HEAD_LENGTH = 3
@@ -111,7 +111,7 @@ class ThinkerStream:
             head = self._prompt[self._head : self._head + HEAD_LENGTH] if complete else None
             payloads.append(ThinkerPrompt(self._prompt[piece][self._heard[piece]], head))
         if self._unsent and self._num_sent == len(self._prompt):
-            payloads.append(ThinkerTokens(np.array(self._unsent, dtype=np.int32)))
+            payloads.append(SpokenTokens(np.array(self._unsent, dtype=np.int32)))
             self._unsent = []
         return tuple(payloads)
 
@@ -124,11 +124,15 @@ class TalkerInbox:
     needs      its id       the prompt's end       spoken[0]     spoken[j+1] or the end
     """
 
+    # Only a Talker that reads texts out by itself is told whom to sound like.
+    speaker_embedding = None
+    reference = None
+
     def __init__(self, spec: OmniSpec, *, speaker: int) -> None:
         codec = spec.talker.codec_ids
         self._ids = spec.prompt_ids
-        # Added to the last rows of the prompt, one each.
-        self.codec_ids = (
+        # Beside the last rows of the prompt, one each.
+        self._codec_tail = (
             codec.nothink, codec.think_bos, codec.think_eos, speaker, codec.pad, codec.bos,
         )  # fmt: skip
         # Text ids by position as far as they are known; grows by one per spoken token.
@@ -153,6 +157,16 @@ class TalkerInbox:
             known.append(self._ids.tts_eos if first_beyond else self._ids.tts_pad)
         return known
 
+    def codec_ids(self, start: int, stop: int) -> list[int]:
+        """Codec ids of prompt positions, NO_CODEC where there is none."""
+        if self.prompt_length is None:
+            return [NO_CODEC] * (stop - start)
+        first = self.prompt_length - len(self._codec_tail)
+        return [
+            NO_CODEC if position < first else self._codec_tail[position - first]
+            for position in range(start, stop)
+        ]
+
     def push(self, payload: Payload) -> None:
         match payload:
             case ThinkerPrompt(user_ids=user_ids, head_ids=head_ids):
@@ -161,7 +175,7 @@ class TalkerInbox:
                     self._text += head_ids.tolist()
                     self._text += [self._ids.tts_pad] * NUM_PADS + [self._ids.tts_bos]
                     self.prompt_length = len(self._text) + 1
-            case ThinkerTokens(token_ids=token_ids):
+            case SpokenTokens(token_ids=token_ids):
                 self._text += token_ids.tolist()
                 self._num_spoken += len(token_ids)
             case CodecFrames():

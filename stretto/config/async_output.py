@@ -14,7 +14,7 @@ from stretto.config.deployment import StageConfig
 
 # Models whose runner keeps what the next step needs on the device before it returns: the Thinker
 # its last ids, the Talker its last frame's summed embedding.
-OPTED_IN = frozenset({"qwen3_omni.thinker", "qwen3_omni.talker"})
+OPTED_IN = frozenset({"qwen3_omni.thinker", "qwen3_omni.talker", "qwen3_tts.talker"})
 
 
 class AsyncOutput(msgspec.Struct, frozen=True):

@@ -19,6 +19,10 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Auto = Literal["auto"]
 
 
+# The pipeline's own names: who submits, and who relays.
+RESERVED_NAMES = {"client", "front"}
+
+
 class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One stage. `model` names an entry of the model registry."""
 
@@ -122,6 +126,8 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two stages are called {name!r}")
+        if RESERVED_NAMES & set(names):
+            raise ValueError(f"a stage may not be called {' or '.join(sorted(RESERVED_NAMES))}")
         for stage in self.stages[1:]:
             if stage.enable_prefix_caching:
                 raise ValueError(

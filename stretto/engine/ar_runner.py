@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stretto.bridges.prompt_inbox import PromptInbox
-from stretto.bridges.thinker_to_talker import TalkerInbox
 from stretto.engine.host_copy import HostCopy
 from stretto.engine.runner import Materialized
 from stretto.engine.sampler import Draw, DrawPlan, Sampler
 from stretto.engine.scheduler import Admission, ARBatch, ScheduledRows
 from stretto.models.decoder import Decoder, KVCache, Segment
-from stretto.models.qwen3_omni.talker import Talker
 from stretto.models.qwen3_omni.thinker import Thinker
-from stretto.request import SamplingParams
+from stretto.models.talker import CodecTalker
+from stretto.request import GIVEN_VOICE, SamplingParams
 
 # Keeps a request's stages from drawing the same numbers with the same seed.
 STAGE_SEED_STEP = 0x9E3779B97F4A7C15
@@ -34,6 +35,20 @@ STAGE_SEED_STEP = 0x9E3779B97F4A7C15
 def stage_seed(seed: int, stage_id: int) -> int:
     """A seed of its own for each stage of a request, in the range that generators take."""
     return (seed + stage_id * STAGE_SEED_STEP) % 2**63
+
+
+class SpeechInbox(Protocol):
+    """What a Talker asks an inbox about the rows that it is to run."""
+
+    # Whom to sound like, float32 [H], and the first position and the frames of a reference.
+    speaker_embedding: np.ndarray | None
+    reference: tuple[int, np.ndarray] | None
+
+    def text_ids(self, start: int, stop: int) -> list[int]:
+        """Text ids of positions that the inbox covers."""
+
+    def codec_ids(self, start: int, stop: int) -> list[int]:
+        """Codec ids of prompt positions; NO_CODEC and GIVEN_VOICE are none."""
 
 
 class ARPending:
@@ -157,7 +172,7 @@ class ThinkerRunner(ARRunner):
 
 class TalkerRunner(ARRunner):
     def __init__(
-        self, model: Talker, cache: KVCache, sampler: Sampler, *, max_rows: int, stage_id: int
+        self, model: CodecTalker, cache: KVCache, sampler: Sampler, *, max_rows: int, stage_id: int
     ) -> None:
         super().__init__(model.decoder, cache, sampler, stage_id=stage_id)
         self._model = model
@@ -185,8 +200,8 @@ class TalkerRunner(ARRunner):
         device = self._frame_rows.device
         text: list[int] = []
         for item in items:
-            assert isinstance(item.inbox, TalkerInbox)
-            text += item.inbox.text_ids(item.start, item.start + item.num_rows)
+            inbox: SpeechInbox = item.inbox
+            text += inbox.text_ids(item.start, item.start + item.num_rows)
         x = self._model.text_rows[torch.tensor(text, device=device)]
         decoding = [item.place.row for item in items if not item.num_prompt_rows]
         if len(decoding) == len(items):
@@ -202,16 +217,26 @@ class TalkerRunner(ARRunner):
         return x
 
     def _add_codec_rows(self, rows: Tensor, item: ScheduledRows) -> None:
-        """The last prompt positions carry codec ids beside their text."""
-        prompt = item.inbox.prompt_length
-        if prompt is None:
-            return
-        codec_ids = item.inbox.codec_ids
-        first_codec = prompt - len(codec_ids)
-        begin, end = max(item.start, first_codec), item.start + item.num_rows
-        if begin < end:
-            ids = torch.tensor(codec_ids[begin - first_codec : end - first_codec])
-            rows[begin - item.start :] += self._model.codec_rows(ids.to(rows.device))
+        """What stands beside the text in a prompt: codec ids, a given voice, reference frames."""
+        inbox: SpeechInbox = item.inbox
+        stop = item.start + item.num_rows
+        codec_ids = inbox.codec_ids(item.start, stop)
+        at = [index for index, codec_id in enumerate(codec_ids) if codec_id >= 0]
+        if at:
+            ids = torch.tensor([codec_ids[index] for index in at], device=rows.device)
+            rows[torch.tensor(at, device=rows.device)] += self._model.codec_rows(ids)
+        if GIVEN_VOICE in codec_ids:
+            assert inbox.speaker_embedding is not None
+            voice = torch.from_numpy(inbox.speaker_embedding)
+            rows[codec_ids.index(GIVEN_VOICE)] += voice.to(rows.device, rows.dtype)
+        if inbox.reference is not None:
+            first, codes = inbox.reference
+            begin, end = max(item.start, first), min(stop, first + len(codes))
+            if begin < end:
+                frames = torch.from_numpy(codes[begin - first : end - first])
+                rows[begin - item.start : end - item.start] += self._model.frame_rows(
+                    frames.to(rows.device, torch.int64)
+                )
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)

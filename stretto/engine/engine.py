@@ -158,7 +158,7 @@ class StageEngine:
             log.exception("request %s was refused", ticket.request_id)
             self._fail(ticket.request_id, f"{type(error).__name__}: {error}")
             return
-        if self._has_upstream:
+        if self._has_upstream and not ticket.brings_all:
             self._adapter.load_async(ticket.request_id)
 
     def _receive(self, arrival: Chunk | TransferError) -> None:

@@ -34,8 +34,8 @@ class FrameInbox(Inbox, Protocol):
     def is_done(self) -> bool:
         """Upstream has ended and everything was taken."""
 
-    def take(self) -> np.ndarray:
-        """The next portion."""
+    def take(self) -> tuple[np.ndarray, bool]:
+        """The next portion, and whether its sound is heard."""
 
 
 class GenerationRequest(Request[FrameInbox]):
@@ -73,9 +73,9 @@ class GenerationScheduler(TableScheduler[GenerationRequest]):
         for request in self._table.with_status(RequestStatus.RUNNING)[: self._max_num_seqs]:
             if self._max_frames is not None and num_frames >= self._max_frames:
                 break
-            frames = request.inbox.take()
+            frames, heard = request.inbox.take()
             num_frames += len(frames)
-            items.append(ScheduledFrames(request.request_id, NOWHERE, frames))
+            items.append(ScheduledFrames(request.request_id, NOWHERE, frames, heard))
             # To the end of the queue: it has had its turn.
             self._table.move(request, RequestStatus.RUNNING)
         return GenerationBatch(tuple(admitted), tuple(items)) if items else None
@@ -89,12 +89,18 @@ class GenerationScheduler(TableScheduler[GenerationRequest]):
             if request is None:
                 # Aborted while its step ran.
                 continue
-            request.num_frames += len(item.frames)
             request.busy_s += step_s
             reason: FinishReason | None = "stop" if request.inbox.is_done else None
+            if item.heard:
+                request.num_frames += len(item.frames)
             self._settle(request, reason)
             results.append(
-                self._result(request, finish_reason=reason, output_index=index, frames=item.frames)
+                self._result(
+                    request,
+                    finish_reason=reason,
+                    output_index=index if item.heard else None,
+                    frames=item.frames if item.heard else None,
+                )
             )
         return results
 

@@ -36,11 +36,15 @@ class ScheduledRows(msgspec.Struct, frozen=True):
 
 
 class ScheduledFrames(msgspec.Struct, frozen=True):
-    """The next frames of one request for the vocoder, int16 [n, num_codebooks]."""
+    """The next frames of one request for the vocoder, int16 [n, num_codebooks].
+
+    Those not `heard` are a reference to speak like; their sound goes to nobody.
+    """
 
     request_id: str
     place: Place
     frames: np.ndarray
+    heard: bool
 
 
 class Admission(msgspec.Struct, frozen=True):

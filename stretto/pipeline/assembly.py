@@ -5,6 +5,7 @@ The one place that knows which class stands behind which name of a deployment fi
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch
 from stretto.bridges.bridge import Bridge, load_class
 from stretto.bridges.prompt_inbox import PromptInbox
 from stretto.bridges.talker_to_code2wav import TalkerToCode2Wav
+from stretto.bridges.text_to_talker import TextToTalker
 from stretto.bridges.thinker_to_talker import ThinkerToTalker
 from stretto.config.async_output import choose_async_output
 from stretto.config.deployment import EdgeConfig, StageConfig
@@ -35,15 +37,20 @@ from stretto.errors import ConfigError
 from stretto.events import Report, StageReady
 from stretto.models.code2wav import CPU_BATCH_FRAMES, Code2Wav
 from stretto.models.decoder import Decoder, KVCache
+from stretto.models.family import ModelSpec
 from stretto.models.qwen3_omni.spec import OmniSpec
 from stretto.models.qwen3_omni.talker import Talker
 from stretto.models.qwen3_omni.thinker import Thinker
+from stretto.models.qwen3_tts.spec import SPEECH_TOKENIZER, TtsSpec
+from stretto.models.qwen3_tts.talker import Talker as TtsTalker
+from stretto.models.talker import CodecTalker
 from stretto.models.weights import Checkpoint
 from stretto.request import StageRequest
 from stretto.text import Decode, TextStream
 from stretto.trace import Tracer
 from stretto.transfer.adapter import ChunkTransferAdapter, Edge
 from stretto.transfer.connector import OmniConnector
+from stretto.transfer.shm_connector import SharedMemoryConnector
 
 # Positions per KV block.
 BLOCK_SIZE = 16
@@ -55,7 +62,11 @@ DEVICE_KV_SHARE = 0.4
 BRIDGES: dict[tuple[str, str], Callable[..., Bridge]] = {
     ("qwen3_omni.thinker", "qwen3_omni.talker"): ThinkerToTalker,
     ("qwen3_omni.talker", "qwen3_omni.code2wav"): TalkerToCode2Wav,
+    ("qwen3_tts.talker", "qwen3_tts.code2wav"): TalkerToCode2Wav,
 }
+
+# Entry stages whose upstream is the client, who may still be writing.
+FED_BY_CLIENT = frozenset({"qwen3_tts.talker"})
 
 
 class StageEdge(msgspec.Struct, frozen=True):
@@ -73,7 +84,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     stage_id: int
     config: StageConfig
     model_dir: str
-    omni: OmniSpec
+    model: ModelSpec
     async_chunk: bool
     chunk_timeout_s: float
     max_model_len: int
@@ -149,7 +160,7 @@ def build_stage(
             has_upstream=spec.upstream is not None,
         )
     )
-    ready = StageReady(time.monotonic() - began_s, num_threads, builder.weight_bytes)
+    ready = StageReady(time.monotonic() - began_s, num_threads)
     return BuiltStage(engine[0], ready)
 
 
@@ -175,6 +186,15 @@ def resolve_threads(config: StageConfig) -> int:
     return 1 if config.num_threads == "auto" else config.num_threads
 
 
+def edge_connector(spec: StageSpec, edge: StageEdge, end: socket.socket) -> OmniConnector:
+    """The connector on one end of an edge between processes."""
+    return SharedMemoryConnector(
+        end,
+        inline_bytes=edge.config.spec.inline_bytes,
+        send_timeout=spec.chunk_timeout_s,
+    )
+
+
 def _end(
     edge: StageEdge | None, connector: OmniConnector | None
 ) -> tuple[Edge, OmniConnector] | None:
@@ -195,7 +215,7 @@ def _bridge(edge: StageEdge, spec: StageSpec) -> Bridge:
             f"no bridge from {edge.from_model} to {edge.to_model}; name one in "
             f"custom_process_next_stage_input_func of {edge.config.label}"
         )
-    return make(spec.omni, edge.config, async_chunk=spec.async_chunk)
+    return make(spec.model, edge.config, async_chunk=spec.async_chunk)
 
 
 class _Builder:
@@ -211,8 +231,7 @@ class _Builder:
             dtype = torch.float32 if self._device.type == "cpu" else None
         else:
             dtype = dtypes[wanted]
-        self._checkpoint = Checkpoint(Path(spec.model_dir), dtype=dtype, device=self._device)
-        self.weight_bytes = 0
+        self._dtype = dtype
 
     def build(self) -> tuple[Scheduler, Runner, StepKind]:
         """Scheduler and runner of the stage's model, and what its steps give."""
@@ -220,6 +239,8 @@ class _Builder:
             "qwen3_omni.thinker": self._thinker,
             "qwen3_omni.talker": self._talker,
             "qwen3_omni.code2wav": self._code2wav,
+            "qwen3_tts.talker": self._tts_talker,
+            "qwen3_tts.code2wav": self._tts_code2wav,
         }
         model = self._spec.config.model
         if model not in makers:
@@ -230,10 +251,25 @@ class _Builder:
         with torch.inference_mode():
             return makers[model]()
 
+    def _checkpoint(self, part: str = "") -> Checkpoint:
+        """The model's weights, or those in a directory inside of it."""
+        directory = Path(self._spec.model_dir) / part
+        return Checkpoint(directory, dtype=self._dtype, device=self._device)
+
+    @property
+    def _omni(self) -> OmniSpec:
+        assert isinstance(self._spec.model, OmniSpec)
+        return self._spec.model
+
+    @property
+    def _tts(self) -> TtsSpec:
+        assert isinstance(self._spec.model, TtsSpec)
+        return self._spec.model
+
     def _thinker(self) -> tuple[Scheduler, Runner, StepKind]:
-        spec = self._spec
-        model = self._checkpoint.load(lambda source: Thinker(source, spec.omni.thinker))
-        rows, vocab = spec.config.max_num_seqs, spec.omni.thinker.vocab_size
+        spec, omni = self._spec, self._omni
+        model = self._checkpoint().load(lambda source: Thinker(source, omni.thinker))
+        rows, vocab = spec.config.max_num_seqs, omni.thinker.vocab_size
         cache, blocks = self._kv(model.decoder)
         sampler = Sampler(max_rows=rows, vocab_size=vocab, device=self._device, suppressed=None)
         runner = ThinkerRunner(model, cache, sampler, max_rows=rows, stage_id=spec.stage_id)
@@ -246,26 +282,47 @@ class _Builder:
         return scheduler, runner, "text"
 
     def _talker(self) -> tuple[Scheduler, Runner, StepKind]:
-        spec = self._spec
+        spec, omni = self._spec, self._omni
         rows = spec.config.max_num_seqs
-        model = self._checkpoint.load(
-            lambda source: Talker(source, spec.omni.talker, max_rows=rows)
-        )
+        model = self._checkpoint().load(lambda source: Talker(source, omni.talker, max_rows=rows))
+        assert spec.upstream is not None
+        return self._speaking(model, _bridge(spec.upstream, spec).inbox)
+
+    def _tts_talker(self) -> tuple[Scheduler, Runner, StepKind]:
+        spec, tts = self._spec, self._tts
+        if spec.config.enable_prefix_caching:
+            raise ConfigError(
+                f"stage {spec.config.name}: enable_prefix_caching is true; its prompts are rows, "
+                "not ids"
+            )
+        rows = spec.config.max_num_seqs
+        model = self._checkpoint().load(lambda source: TtsTalker(source, tts.talker, max_rows=rows))
+        return self._speaking(model, TextToTalker(tts).inbox)
+
+    def _speaking(self, model: CodecTalker, inbox: Any) -> tuple[Scheduler, Runner, StepKind]:
+        rows = self._spec.config.max_num_seqs
         cache, blocks = self._kv(model.decoder)
         sampler = Sampler(
             max_rows=rows,
-            vocab_size=spec.omni.talker.vocab_size,
+            vocab_size=model.spec.vocab_size,
             device=self._device,
             suppressed=model.suppressed,
         )
-        runner = TalkerRunner(model, cache, sampler, max_rows=rows, stage_id=spec.stage_id)
-        assert spec.upstream is not None
-        inbox: Any = _bridge(spec.upstream, spec).inbox
+        runner = TalkerRunner(model, cache, sampler, max_rows=rows, stage_id=self._spec.stage_id)
         return self._ar_scheduler(blocks, open_inbox=inbox, open_text=None), runner, "speech"
 
     def _code2wav(self) -> tuple[Scheduler, Runner, StepKind]:
+        omni = self._omni
+        model = self._checkpoint().load(lambda source: Code2Wav(source, omni.code2wav))
+        return self._sounding(model)
+
+    def _tts_code2wav(self) -> tuple[Scheduler, Runner, StepKind]:
+        tts = self._tts
+        checkpoint = self._checkpoint(SPEECH_TOKENIZER)
+        return self._sounding(checkpoint.load(lambda source: Code2Wav(source, tts.code2wav)))
+
+    def _sounding(self, model: Code2Wav) -> tuple[Scheduler, Runner, StepKind]:
         spec = self._spec
-        model = self._checkpoint.load(lambda source: Code2Wav(source, spec.omni.code2wav))
         assert spec.upstream is not None
         inbox: Any = _bridge(spec.upstream, spec).inbox
         scheduler = GenerationScheduler(

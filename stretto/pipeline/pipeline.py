@@ -1,10 +1,12 @@
 """The front of all stages: gives out ids and tickets, relays events, ends every request once.
 
     submit ─> one id, a ticket to every stage at once      (asyncio; one thread)
+    feed ─> chunks to the entry stage, where it reads a text that is still being written
     reports of the stages ─> events of the request's handle
     Finished when every stage that got a ticket has finished; Failed when any could not
 
-Data never passes here on its way from stage to stage; topology is the configuration's.
+Data never passes here on its way from stage to stage; topology is the configuration's, and what a
+request's tickets hold its frontend's.
 """
 
 from __future__ import annotations
@@ -14,14 +16,20 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from stretto.bridges.codec_chunks import initial_frames_for_load
-from stretto.config.deployment import CodecChunkConfig, PipelineConfig, StageConfig
+from stretto.config.deployment import (
+    CodecChunkConfig,
+    EdgeConfig,
+    PipelineConfig,
+    StageConfig,
+)
 from stretto.errors import (
     InvalidRequest,
     Overloaded,
@@ -29,6 +37,7 @@ from stretto.errors import (
     RequestAborted,
     RequestFailed,
     StageFailed,
+    TransferFailed,
 )
 from stretto.events import (
     Abort,
@@ -51,11 +60,22 @@ from stretto.events import (
     Timings,
     Usage,
 )
-from stretto.models.qwen3_omni.spec import OmniSpec
-from stretto.pipeline.assembly import Connectors, StageEdge, StageSpec, build_stage
+from stretto.models.family import ModelSpec
+from stretto.payloads import Chunk, SpokenTokens
+from stretto.pipeline.assembly import (
+    FED_BY_CLIENT,
+    Connectors,
+    StageEdge,
+    StageSpec,
+    build_stage,
+    edge_connector,
+)
 from stretto.pipeline.stage import InlineStage, Stage, StageProcess, Worker
 from stretto.request import SamplingParams, SpeechOptions, StageRequest
+from stretto.text import PieceTokenizer
 from stretto.trace import Tracer, merge_parts, part_file
+from stretto.transfer.adapter import ChunkTransferAdapter, Edge, TransferError
+from stretto.transfer.connector import OmniConnector
 from stretto.transfer.memory_connector import MemoryConnector
 
 log = logging.getLogger(__name__)
@@ -63,40 +83,51 @@ log = logging.getLogger(__name__)
 SAMPLE_RATE = 24000
 # The front's own name in traces.
 FRONT = "front"
-# The request that runs through all stages before the pipeline is ready.
-WARM_UP_TOKENS = 3
-WARM_UP_FRAMES = 3
-# Positions that it takes in any stage, rounded up: a context may not be shorter.
-MIN_CONTEXT = 32
-
-
-class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The sound that a request wants. `max_positions` is what its speech can need in the Talker."""
-
-    sampling: SamplingParams
-    residual_sampling: SamplingParams
-    speaker: str
-    max_positions: int
-    initial_codec_chunk_frames: int | None = None
-    return_codes: bool = False
+# Who feeds an entry stage that reads texts out; a stage may not be called so.
+CLIENT = "client"
+CLIENT_ID = -1
 
 
 class PipelineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request whose every value was checked. `speech` None: text only, no other stage works."""
+    """A request whose every value was checked: a ticket for each stage that works on it, in order.
 
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    speech: SpeechRequest | None
+    Ids, seeds and the size of the first codec chunk are still to be given, by the pipeline.
+    """
+
+    tickets: tuple[StageRequest, ...]
+    # Of the text that was given with it; for usage.
+    num_prompt_tokens: int
+    # Makes ids of a text that comes in pieces; None: the tickets bring everything.
+    open_text: Callable[[], PieceTokenizer] | None = None
     # The caller's own name for it, for logs.
     label: str | None = None
 
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return self.tickets[0].prompt_token_ids
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The entry stage's."""
+        return self.tickets[0].sampling
+
+    @property
+    def speech(self) -> SpeechOptions | None:
+        """None: text only, no other stage works."""
+        return self.tickets[-1].speech
+
 
 class RequestHandle:
-    """A request's events, for its owner: iterate to the end, or abort."""
+    """A request's events, for its owner: iterate to the end, or abort.
 
-    def __init__(self, pipeline: Pipeline, request_id: str) -> None:
+    With a text that comes in pieces: `feed` them, then `end_text`.
+    """
+
+    def __init__(self, pipeline: Pipeline, request_id: str, text: PieceTokenizer | None) -> None:
         self.request_id = request_id
         self._pipeline = pipeline
+        self._text = text
+        self._num_chunks = 0
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._ended = False
 
@@ -116,6 +147,33 @@ class RequestHandle:
         """Returns when no stage holds anything of the request."""
         await self._pipeline.abort(self.request_id)
 
+    def feed(self, text: str) -> None:
+        """The next piece of the text; words may be cut anywhere. For nothing once it has ended.
+
+        Raises:
+            InvalidRequest: the text was given whole, or has ended.
+        """
+        self._send(self._open_text().push(text), last=False)
+
+    def end_text(self) -> None:
+        """Nothing follows. Raises InvalidRequest as `feed` does."""
+        token_ids = self._open_text().finish()
+        self._text = None
+        self._send(token_ids, last=True)
+
+    def _open_text(self) -> PieceTokenizer:
+        if self._text is None:
+            raise InvalidRequest("text", "this request takes no more text")
+        return self._text
+
+    def _send(self, token_ids: list[int], *, last: bool) -> None:
+        if not token_ids and not last:
+            return
+        payloads = (SpokenTokens(np.array(token_ids, dtype=np.int32)),) if token_ids else ()
+        chunk = Chunk(self.request_id, self._num_chunks, last, payloads)
+        self._num_chunks += 1
+        self._pipeline.send_text(chunk, len(token_ids))
+
     def put(self, event: Event) -> None:
         self._events.put_nowait(event)
 
@@ -132,6 +190,7 @@ class _Live:
         self.first_text_s: float | None = None
         self.first_audio_s: float | None = None
         self.last_audio_s: float | None = None
+        self.num_prompt_tokens = request.num_prompt_tokens
         self.num_text_tokens = 0
         self.num_frames = 0
         self.num_samples = 0
@@ -146,7 +205,7 @@ class Pipeline:
     def __init__(
         self,
         config: PipelineConfig,
-        omni: OmniSpec,
+        model: ModelSpec,
         *,
         model_dir: str,
         tokenizer_file: str,
@@ -161,7 +220,6 @@ class Pipeline:
         everything when the pipeline is closed.
         """
         self.config = config
-        self._omni = omni
         self._live: dict[str, _Live] = {}
         self._aborting: dict[str, tuple[set[str], asyncio.Future[None]]] = {}
         self._dead: dict[str, str] = {}
@@ -173,12 +231,13 @@ class Pipeline:
         self._tracer = Tracer(FRONT, None if trace is None else part_file(trace, FRONT))
         specs = _stage_specs(
             config,
-            omni,
+            model,
             model_dir=model_dir,
             tokenizer_file=tokenizer_file,
             context_lengths=context_lengths,
             trace=trace,
         )
+        self._feed: ChunkTransferAdapter | None = None
         if workers is None:
             self._stages = self._inline_stages(specs)
         else:
@@ -186,8 +245,8 @@ class Pipeline:
 
     # ---- life ------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Loads all stages at once and runs a request through them.
+    async def start(self, warm_up: PipelineRequest) -> None:
+        """Loads all stages at once and runs `warm_up` through them.
 
         Raises:
             StageFailed: a stage did not come up, or not within `start_timeout_s`.
@@ -195,7 +254,9 @@ class Pipeline:
         try:
             async with asyncio.timeout(self.config.start_timeout_s):
                 await self._start_stages()
-                await self._warm_up()
+                async for event in self.submit(warm_up):
+                    if isinstance(event, Failed):
+                        raise event.error
         except TimeoutError:
             missing = [stage.name for stage in self._stages if stage.name not in self._ready]
             await self.close()
@@ -221,35 +282,6 @@ class Pipeline:
         if any(isinstance(stage, InlineStage) for stage in self._stages):
             self._spawn(self._step_inline())
 
-    async def _warm_up(self) -> None:
-        ids = self._omni.prompt_ids
-        prompt = (
-            ids.im_start,
-            ids.user,
-            ids.user,
-            ids.im_end,
-            ids.im_start,
-            ids.assistant,
-            ids.user,
-        )
-        greedy = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True)
-        spoken = len(self._stages) > 1
-        speech = SpeechRequest(
-            sampling=SamplingParams(max_tokens=WARM_UP_FRAMES, repetition_penalty=1.05),
-            residual_sampling=SamplingParams(),
-            speaker=next(iter(self._omni.talker.speakers)),
-            max_positions=MIN_CONTEXT,
-        )
-        request = PipelineRequest(
-            prompt_token_ids=prompt,
-            sampling=greedy,
-            speech=speech if spoken else None,
-            label="warm-up",
-        )
-        async for event in self.submit(request):
-            if isinstance(event, Failed):
-                raise event.error
-
     async def close(self) -> None:
         """Fails what is still in flight, ends all stages. May be called twice."""
         if self._closed:
@@ -258,6 +290,8 @@ class Pipeline:
         for live in list(self._live.values()):
             self._fail(live, PipelineClosed("the pipeline was closed"))
         await asyncio.gather(*(stage.close() for stage in self._stages))
+        if self._feed is not None:
+            await asyncio.to_thread(self._feed.close)
         self._tracer.close()
         if self._trace is not None:
             merge_parts(self._trace, [FRONT, *(stage.name for stage in self._stages)])
@@ -275,7 +309,7 @@ class Pipeline:
             StageFailed: a stage that the request needs is dead.
             PipelineClosed: the pipeline was closed.
         """
-        stages = self._stages if request.speech is not None else self._stages[:1]
+        stages = self._stages[: len(request.tickets)]
         if self._closed:
             raise PipelineClosed("the pipeline is closed")
         for stage in stages:
@@ -288,12 +322,21 @@ class Pipeline:
         # One id per request, never used again; the caller's own is a label.
         request_id = uuid.uuid4().hex
         tickets = self._tickets(request_id, request)
-        handle = RequestHandle(self, request_id)
+        text = None if request.open_text is None else request.open_text()
+        handle = RequestHandle(self, request_id, text)
         self._live[request_id] = _Live(request, handle, [stage.name for stage in stages])
         # Downstream first: most tickets are there before their first chunk.
         for stage, ticket in reversed(list(zip(stages, tickets, strict=True))):
             stage.send(Admit(ticket))
         return handle
+
+    def send_text(self, chunk: Chunk, num_tokens: int) -> None:
+        """A piece of a request's text, for its entry stage; dropped if the request has ended."""
+        live = self._live.get(chunk.request_id)
+        if live is not None:
+            assert self._feed is not None, "the entry stage takes no text"
+            live.num_prompt_tokens += num_tokens
+            self._feed.save_async(chunk)
 
     async def abort(self, request_id: str) -> None:
         """Takes the request out of every stage; returns when all of them have confirmed it."""
@@ -389,20 +432,25 @@ class Pipeline:
 
     def _finish(self, live: _Live) -> None:
         del self._live[live.handle.request_id]
-        text = live.finished[self._stages[0].name]
-        audio = None
-        if live.request.speech is not None:
-            # The vocoder only ever runs out of frames; whether a limit cut them, the Talker knows.
-            audio = live.finished[self._stages[1].name].finish_reason
+        stages = self.config.stages[: len(live.request.tickets)]
+        reasons = [live.finished[stage.name].finish_reason for stage in stages]
+        text, audio = None, None
+        for index, stage in enumerate(stages):
+            if stage.output == "text":
+                text = reasons[index]
+            elif stage.output == "audio":
+                # A vocoder only ever runs out of frames; whether a limit cut them, the stage
+                # before it knows.
+                audio = reasons[index - 1]
         duration_s = live.num_samples / SAMPLE_RATE
         finished = Finished(
-            text_reason=text.finish_reason,
+            text_reason=text,
             audio_reason=audio,
             usage=Usage(
-                prompt_tokens=len(live.request.prompt_token_ids),
+                prompt_tokens=live.num_prompt_tokens,
                 text_tokens=live.num_text_tokens,
                 audio_tokens=live.num_frames,
-                cached_tokens=text.num_cached_tokens,
+                cached_tokens=live.finished[self._stages[0].name].num_cached_tokens,
             ),
             timings=Timings(
                 ttft_s=live.first_text_s,
@@ -469,53 +517,40 @@ class Pipeline:
     # ---- construction ----------------------------------------------------------------------------
 
     def _tickets(self, request_id: str, request: PipelineRequest) -> list[StageRequest]:
+        """The request's tickets with what only its admission decides: id, seeds, first chunk."""
         seed = request.sampling.seed
         if seed is None:
             seed = secrets.randbits(62)
-        speech, options = request.speech, None
-        if speech is not None:
-            options = SpeechOptions(
-                speaker=speech.speaker,
-                initial_codec_chunk_frames=self._initial_frames(speech),
-                residual_sampling=speech.residual_sampling,
-                return_codes=speech.return_codes,
+        speech = request.speech
+        if speech is not None and speech.initial_codec_chunk_frames is None:
+            speech = msgspec.structs.replace(
+                speech, initial_codec_chunk_frames=self._initial_frames()
             )
-        limit = request.sampling.max_tokens
-        assert limit is not None, "the front sets max_tokens"
-        entry = StageRequest(
-            request_id=request_id,
-            sampling=msgspec.structs.replace(request.sampling, seed=seed),
-            max_positions=len(request.prompt_token_ids) + limit,
-            prompt_token_ids=request.prompt_token_ids,
-            speech=options,
-            feeds_downstream=speech is not None,
-        )
-        if speech is None:
-            return [entry]
-        own_seed = speech.sampling.seed
-        sampling = msgspec.structs.replace(
-            speech.sampling, seed=seed if own_seed is None else own_seed
-        )
-        talker = StageRequest(
-            request_id=request_id,
-            sampling=sampling,
-            max_positions=speech.max_positions,
-            speech=options,
-            feeds_downstream=True,
-        )
-        vocoder = msgspec.structs.replace(talker, max_positions=0, feeds_downstream=False)
-        return [entry, talker, vocoder]
+        tickets = []
+        for ticket in request.tickets:
+            own = ticket.sampling.seed
+            sampling = msgspec.structs.replace(ticket.sampling, seed=seed if own is None else own)
+            tickets.append(
+                msgspec.structs.replace(
+                    ticket, request_id=request_id, sampling=sampling, speech=speech
+                )
+            )
+        return tickets
 
-    def _initial_frames(self, speech: SpeechRequest) -> int:
+    def _initial_frames(self) -> int:
         codec = codec_of(self.config)
-        if speech.initial_codec_chunk_frames is not None:
-            return speech.initial_codec_chunk_frames
         if codec.initial_codec_chunk_frames != "auto":
             return codec.initial_codec_chunk_frames
         speaking = sum(live.request.speech is not None for live in self._live.values())
         return initial_frames_for_load(speaking, codec.codec_chunk_frames)
 
     def _process_stages(self, specs: list[StageSpec], workers: Sequence[Worker]) -> list[Stage]:
+        feed, edge = workers[0].feed, specs[0].upstream
+        if edge is not None:
+            assert feed is not None
+            self._feed = self._text_sender(
+                edge, edge_connector(specs[0], edge, feed), threaded=True
+            )
         return [
             StageProcess(
                 spec,
@@ -527,13 +562,16 @@ class Pipeline:
         ]
 
     def _inline_stages(self, specs: list[StageSpec]) -> list[Stage]:
-        connectors = [MemoryConnector() for _ in specs[1:]]
+        # What leads into each stage.
+        connectors = [None if spec.upstream is None else MemoryConnector() for spec in specs]
+        if connectors[0] is not None:
+            assert specs[0].upstream is not None
+            self._feed = self._text_sender(specs[0].upstream, connectors[0], threaded=False)
         stages: list[Stage] = []
-        for index, spec in enumerate(specs):
-            ends = Connectors(
-                upstream=connectors[index - 1] if index > 0 else None,
-                downstream=connectors[index] if index < len(connectors) else None,
-            )
+        for spec, upstream, downstream in zip(
+            specs, connectors, (*connectors[1:], None), strict=True
+        ):
+            ends = Connectors(upstream=upstream, downstream=downstream)
 
             def publish(report: Report, name: str = spec.config.name) -> None:
                 self._on_report(name, report)
@@ -547,6 +585,32 @@ class Pipeline:
                 )
             )
         return stages
+
+    def _text_sender(
+        self, edge: StageEdge, connector: OmniConnector, *, threaded: bool
+    ) -> ChunkTransferAdapter:
+        """The client's end of the edge into an entry stage that reads texts out."""
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(self._fail_unsent)
+
+        return ChunkTransferAdapter(
+            inbound=None,
+            outbound=(Edge(edge.config.from_stage, edge.config.to_stage, edge.from_id), connector),
+            chunk_timeout_s=self.config.chunk_timeout_s,
+            wake=wake,
+            tracer=self._tracer,
+            threaded=threaded,
+        )
+
+    def _fail_unsent(self) -> None:
+        assert self._feed is not None
+        for error in self._feed.arrivals():
+            assert isinstance(error, TransferError), "nothing comes in on this edge"
+            live = self._live.get(error.request_id)
+            if live is not None:
+                self._fail(live, TransferFailed(error.edge, error.message))
 
     async def _step_inline(self) -> None:
         """Steps all engines in turn, in this thread; waits a little when none has work."""
@@ -588,7 +652,7 @@ def check_initial_frames(value: int | None, config: PipelineConfig) -> None:
 
 def _stage_specs(
     config: PipelineConfig,
-    omni: OmniSpec,
+    model: ModelSpec,
     *,
     model_dir: str,
     tokenizer_file: str,
@@ -599,19 +663,25 @@ def _stage_specs(
         StageEdge(edge, config.stages[index].model, config.stages[index + 1].model, index)
         for index, edge in enumerate(config.connectors)
     ]
+    entry = config.stages[0]
+    client = None
+    if entry.model in FED_BY_CLIENT:
+        client = StageEdge(
+            EdgeConfig(from_stage=CLIENT, to_stage=entry.name), CLIENT, entry.model, CLIENT_ID
+        )
 
     def spec(index: int, stage: StageConfig) -> StageSpec:
         return StageSpec(
             stage_id=index,
             config=stage,
             model_dir=model_dir,
-            omni=omni,
+            model=model,
             async_chunk=config.async_chunk,
             chunk_timeout_s=config.chunk_timeout_s,
             max_model_len=context_lengths[stage.name],
             tokenizer_file=tokenizer_file,
             trace_part=None if trace is None else str(part_file(trace, stage.name)),
-            upstream=edges[index - 1] if index > 0 else None,
+            upstream=edges[index - 1] if index > 0 else client,
             downstream=edges[index] if index < len(edges) else None,
         )
 

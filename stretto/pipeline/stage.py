@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from stretto.config.deployment import StageConfig
 from stretto.errors import StageFailed
 from stretto.events import (
     Abort,
@@ -27,7 +29,7 @@ from stretto.events import (
     StageDied,
     StageReady,
 )
-from stretto.pipeline.assembly import BuiltStage, StageSpec
+from stretto.pipeline.assembly import FED_BY_CLIENT, BuiltStage, StageSpec
 from stretto.pipeline.channel import LENGTH, frame
 from stretto.transfer.shm_connector import socket_pair
 from stretto.wire import Codec
@@ -64,24 +66,32 @@ class Worker:
 
     process: asyncio.subprocess.Process
     control: socket.socket
+    # The front's end of the edge into an entry stage that reads texts out.
+    feed: socket.socket | None
 
     async def discard(self) -> None:
         """Ends a worker that is not needed after all: it reads the end of its channel."""
         self.control.close()
+        if self.feed is not None:
+            self.feed.close()
         await self.process.wait()
 
 
-async def spawn_workers(count: int) -> list[Worker]:
-    """Starts the processes of `count` stages, with the edges between neighbours.
+async def spawn_workers(stages: Sequence[StageConfig]) -> list[Worker]:
+    """Starts the processes of `stages`, with the edges between neighbours.
 
     They import what they need while the front reads the checkpoint's config.
     """
-    edges = [socket_pair() for _ in range(count - 1)]
+    edges: list[tuple[socket.socket, socket.socket] | None] = [
+        socket_pair() if stages[0].model in FED_BY_CLIENT else None,
+        *(socket_pair() for _ in stages[1:]),
+        None,
+    ]
     workers = []
-    for index in range(count):
+    for index, (into, out) in enumerate(itertools.pairwise(edges)):
         ours, theirs = socket.socketpair()
-        upstream = edges[index - 1][1] if index > 0 else None
-        downstream = edges[index][0] if index < len(edges) else None
+        upstream = None if into is None else into[1]
+        downstream = None if out is None else out[0]
         ends = [theirs, upstream, downstream]
         numbers = [-1 if end is None else end.fileno() for end in ends]
         process = await asyncio.create_subprocess_exec(
@@ -94,7 +104,8 @@ async def spawn_workers(count: int) -> list[Worker]:
         for end in ends:
             if end is not None:
                 end.close()
-        workers.append(Worker(process, ours))
+        feed = into[0] if index == 0 and into is not None else None
+        workers.append(Worker(process, ours, feed))
     return workers
 
 

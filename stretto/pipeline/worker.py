@@ -17,10 +17,15 @@ import threading
 from stretto.engine.engine import StageEngine
 from stretto.errors import StrettoError
 from stretto.events import Abort, Admit, Command, Ping, Pong, Report, Shutdown, StageDied
-from stretto.pipeline.assembly import Connectors, StageEdge, StageSpec, build_stage
+from stretto.pipeline.assembly import (
+    Connectors,
+    StageEdge,
+    StageSpec,
+    build_stage,
+    edge_connector,
+)
 from stretto.pipeline.channel import Channel
 from stretto.transfer.connector import OmniConnector
-from stretto.transfer.shm_connector import SharedMemoryConnector
 from stretto.wire import Codec
 
 log = logging.getLogger(__name__)
@@ -60,13 +65,7 @@ def _serve(spec: StageSpec, channel: Channel, upstream: int, downstream: int) ->
 
 
 def _connector(spec: StageSpec, edge: StageEdge | None, descriptor: int) -> OmniConnector | None:
-    if edge is None:
-        return None
-    return SharedMemoryConnector(
-        socket.socket(fileno=descriptor),
-        inline_bytes=edge.config.spec.inline_bytes,
-        send_timeout=spec.chunk_timeout_s,
-    )
+    return None if edge is None else edge_connector(spec, edge, socket.socket(fileno=descriptor))
 
 
 def _obey(channel: Channel, engine: StageEngine) -> None:

@@ -46,7 +46,7 @@ def sent(
         for payload in arrived:
             inbox.push(payload)
         while inbox.is_ready:
-            portions.append(inbox.take())
+            portions.append(inbox.take()[0])
 
     for number in range(num_frames):
         receive(stream.push(SpeechStep(frame(number))))
@@ -122,7 +122,7 @@ def test_an_empty_payload_is_nothing_and_the_stream_goes_on(tiny_spec: OmniSpec)
     inbox.push(CodecFrames(np.zeros((0, NUM_CODEBOOKS), np.int16)))
     assert not inbox.is_ready
     inbox.push(CodecFrames(frame(7)[None]))
-    assert numbers([inbox.take()]) == [7]
+    assert numbers([inbox.take()[0]]) == [7]
     inbox.push(CodecFrames(np.zeros((0, NUM_CODEBOOKS), np.int16)))
     inbox.end()
     assert (inbox.is_ready, inbox.is_done) == (False, True)

@@ -19,7 +19,7 @@ from stretto.bridges.thinker_to_talker import (
 from stretto.config.deployment import EdgeConfig
 from stretto.errors import InvalidRequest
 from stretto.models.qwen3_omni.spec import OmniSpec, PromptIds
-from stretto.payloads import CodecFrames, Payload, TextStep, ThinkerPrompt, ThinkerTokens
+from stretto.payloads import CodecFrames, Payload, SpokenTokens, TextStep, ThinkerPrompt
 from stretto.request import FinishReason
 from tests.fakes import ticket
 
@@ -155,7 +155,7 @@ def test_a_decode_step_sends_one_id_and_never_the_history(tiny_spec: OmniSpec, t
     prompt = talk.prompt(tiny_spec.prompt_ids)
     bundles = bundles_of(tiny_spec, talk, streaming=True, cell=512)
     for bundle in bundles[-len(talk.answer) :][1:]:
-        sizes = [len(p.token_ids) for p in bundle if isinstance(p, ThinkerTokens)]
+        sizes = [len(p.token_ids) for p in bundle if isinstance(p, SpokenTokens)]
         assert len(bundle) == len(sizes)
         assert sum(sizes) <= 1
     pieces = [p for p in itertools.chain(*bundles) if isinstance(p, ThinkerPrompt)]
@@ -201,7 +201,7 @@ def test_the_last_token_is_not_spoken_but_an_only_one_that_a_limit_cut_off(
     talk = Talk((("user", (1, 2)),), answer, ends)
     for streaming in (True, False):
         bundles = bundles_of(tiny_spec, talk, streaming=streaming, cell=512)
-        payloads = [p for p in itertools.chain(*bundles) if isinstance(p, ThinkerTokens)]
+        payloads = [p for p in itertools.chain(*bundles) if isinstance(p, SpokenTokens)]
         assert [int(token) for p in payloads for token in p.token_ids] == spoken
 
 

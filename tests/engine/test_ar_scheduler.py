@@ -15,7 +15,7 @@ from stretto.engine.ar_scheduler import ARInbox, ARScheduler
 from stretto.engine.block_manager import BlockManager
 from stretto.engine.prefix_cache import PrefixCache
 from stretto.engine.scheduler import ARBatch, StepResult
-from stretto.payloads import Payload, ThinkerPrompt, ThinkerTokens
+from stretto.payloads import Payload, SpokenTokens, ThinkerPrompt
 from stretto.request import StageRequest
 from stretto.text import TextStream
 from tests.fakes import CountingInbox, ticket
@@ -60,7 +60,7 @@ def prompt_piece(count: int, *, head: bool = False) -> Payload:
 
 
 def words(count: int) -> Payload:
-    return ThinkerTokens(np.zeros(count, np.int32))
+    return SpokenTokens(np.zeros(count, np.int32))
 
 
 def rows(batch: ARBatch | None) -> dict[str, tuple[int, int]]:

@@ -21,7 +21,7 @@ from stretto.models.code_predictor import CodePredictor
 from stretto.models.decoder import DecoderConfig, DenseConfig, KVCache
 from stretto.models.qwen3_omni.spec import OmniSpec
 from stretto.models.qwen3_omni.talker import Talker
-from stretto.payloads import TextStep, ThinkerPrompt, ThinkerTokens
+from stretto.payloads import TextStep, ThinkerPrompt, SpokenTokens
 from stretto.request import Place, SamplingParams, SpeechOptions, StageRequest
 from tests.models.small import CPU, MAX_ROWS, load, save_as, scatter
 
@@ -246,7 +246,7 @@ class Speaker:
         request = a_ticket(name, sampling=sampling)
         inbox = bridge.inbox(request)
         inbox.push(ThinkerPrompt(np.array(user, np.int32), np.array([5, 6, 7], np.int32)))
-        inbox.push(ThinkerTokens(np.array(spoken, np.int32)))
+        inbox.push(SpokenTokens(np.array(spoken, np.int32)))
         inbox.end()
         row = len(self._places)
         place = Place(row, row * 12, 12)

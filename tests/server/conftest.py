@@ -17,7 +17,7 @@ import pytest
 import soundfile
 
 from stretto.api import AsyncOmni
-from stretto.pipeline.frontend import Options
+from stretto.pipeline.omni_frontend import Options
 from stretto.pipeline.pipeline import PipelineRequest
 from stretto.server.app import create_app
 from stretto.server.settings import ServerSettings

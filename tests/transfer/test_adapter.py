@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.payloads import Chunk, CodecFrames, Payload, ThinkerTokens
+from stretto.payloads import Chunk, CodecFrames, Payload, SpokenTokens
 from stretto.trace import Tracer
 from stretto.transfer.adapter import ChunkTransferAdapter, Edge, TransferError
 from stretto.transfer.connector import OmniConnector
@@ -37,7 +37,7 @@ Arrivals = list[Chunk | TransferError]
 
 
 def chunk(request_id: str, index: int, *payloads: Payload, last: bool = False) -> Chunk:
-    return Chunk(request_id, index, last, payloads or (ThinkerTokens(np.array([index], np.int32)),))
+    return Chunk(request_id, index, last, payloads or (SpokenTokens(np.array([index], np.int32)),))
 
 
 @contextmanager
@@ -141,11 +141,11 @@ def test_what_the_sender_changes_afterwards_does_not_arrive() -> None:
     ids = np.array([1, 2], np.int32)
     with across(MemoryConnector()) as (sender, receiver):
         receiver.load_async("r")
-        sender.save_async(chunk("r", 0, ThinkerTokens(ids)))
+        sender.save_async(chunk("r", 0, SpokenTokens(ids)))
         ids[:] = 9
         (arrived,) = receiver.arrivals()
         assert isinstance(arrived, Chunk)
-        assert isinstance(arrived.payloads[0], ThinkerTokens)
+        assert isinstance(arrived.payloads[0], SpokenTokens)
         assert arrived.payloads[0].token_ids.tolist() == [1, 2]
 
 
@@ -347,8 +347,8 @@ def test_a_chunk_that_is_named_and_not_there_fails_its_request_and_no_other() ->
 
 @pytest.mark.parametrize("threaded", [False, True])
 def test_a_payload_that_cannot_travel_fails_its_request_and_no_other(threaded: bool) -> None:
-    foreign: Any = ThinkerTokens(np.array([object()]))
-    tensor: Any = ThinkerTokens(torch.zeros(1))  # type: ignore[arg-type]
+    foreign: Any = SpokenTokens(np.array([object()]))
+    tensor: Any = SpokenTokens(torch.zeros(1))  # type: ignore[arg-type]
     with across(MemoryConnector(), threaded=threaded) as (sender, receiver):
         for name in ("bad", "worse", "good"):
             receiver.load_async(name)
