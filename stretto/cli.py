@@ -456,24 +456,38 @@ def _add_models(commands: Any) -> None:
     make.set_defaults(run=_models_make)
     make.add_argument("-v", "--verbose", action="count", default=0, help=argparse.SUPPRESS)
     make.add_argument("directory", metavar="DIR", type=Path, help="an empty or new directory")
-    make.add_argument("--arch", default="qwen3-omni", help="default: %(default)s")
-    make.add_argument("--size", default="tiny", help="tiny or small; default: %(default)s")
+    make.add_argument(
+        "--arch", default="qwen3-omni", help="qwen3-omni or qwen3-tts; default: %(default)s"
+    )
+    make.add_argument(
+        "--size", default="tiny", help="tiny, or small (qwen3-omni); default: %(default)s"
+    )
+    make.add_argument(
+        "--kind", help="of qwen3-tts: custom_voice (the default), voice_design or base"
+    )
     make.add_argument("--seed", type=int, default=0, help="default: %(default)s")
 
 
 def _models(options: argparse.Namespace) -> int:
     from stretto.models.tiny import CACHED_CHECKPOINTS
 
-    print("parrot   ships with stretto")
+    width = max(map(len, CACHED_CHECKPOINTS))
+    print(f"{'parrot':{width}} ships with stretto")
     for name in CACHED_CHECKPOINTS:
-        print(f"{name:8} random weights, made on first use in {cache_dir()}")
+        print(f"{name:{width}} random weights, made on first use in {cache_dir()}")
     return 0
 
 
 def _models_make(options: argparse.Namespace) -> int:
     from stretto.models.tiny import make_checkpoint
 
-    make_checkpoint(options.directory, arch=options.arch, size=options.size, seed=options.seed)
+    make_checkpoint(
+        options.directory,
+        arch=options.arch,
+        size=options.size,
+        seed=options.seed,
+        kind=options.kind,
+    )
     print(f"wrote {options.directory}")
     return 0
 

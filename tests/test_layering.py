@@ -75,7 +75,8 @@ STRANGERS = {
 }
 # Stage processes start without it: it takes seconds to import.
 MAY_IMPORT_TRANSFORMERS = {
-    "stretto.models.tiny",
+    "stretto.models.tiny.omni",
+    "stretto.models.qwen3_tts.codec_encoder",
     "stretto.pipeline.frontend",
     "stretto.pipeline.omni_frontend",
 }
