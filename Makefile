@@ -17,8 +17,12 @@ $(VENV)/installed: pyproject.toml
 demo: $(VENV)/installed
 	$(BIN)/stretto say "Computers can learn to speak with very small models." -o demo.wav
 
+# The reference implementation of Qwen3-TTS, which tests compare with; none of its dependencies.
+.reference: | $(VENV)/installed
+	$(BIN)/pip install --quiet --no-deps --target $@ qwen-tts-hf==0.1.1.post1
+
 ## test: all tests
-test: $(VENV)/installed
+test: $(VENV)/installed .reference
 	$(BIN)/pytest
 
 ## check: format, lint, types, tests
@@ -32,4 +36,4 @@ types: $(VENV)/installed
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache demo.wav
+	rm -rf $(VENV) .reference build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache demo.wav
