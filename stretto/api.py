@@ -12,7 +12,16 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -195,6 +204,43 @@ class AsyncOmni:
         """The whole answer. Raises what `stream` raises."""
         return collect([event async for event in self.stream(prompt, **options)])
 
+    def submit_pieces(self, **options: Any) -> RequestHandle:
+        """Starts a request whose text is still to come: by the handle's `feed` and `end_text`.
+
+        Only for models that read texts out. Raises as `submit`.
+        """
+        checked = self._checked(options)
+        return self.pipeline.submit(self.frontend.prepare_pieces(checked))
+
+    async def speak(
+        self, pieces: AsyncIterable[str], **options: Any
+    ) -> AsyncGenerator[Delta, None]:
+        """Reads out a text while it is being written, as a language model writes it.
+
+        The pieces may be cut anywhere; what is said is what the whole text at once, with
+        `text_first` false, would have given. Raises what `submit` raises, RequestFailed, and
+        whatever `pieces` raises, which aborts the request.
+        """
+        handle = self.submit_pieces(**options)
+
+        async def feed() -> None:
+            async for piece in pieces:
+                handle.feed(piece)
+            handle.end_text()
+
+        feeding = asyncio.create_task(feed())
+        feeding.add_done_callback(lambda task: _abandon_if_failed(task, handle))
+        try:
+            async for event in handle:
+                if isinstance(event, Failed) and feeding.done() and feeding.exception():
+                    # Aborted for it.
+                    await feeding
+                yield _raised(event)
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+            await handle.abort()
+
 
 class Omni:
     """`AsyncOmni` for code without an event loop; its loop runs in a thread of its own."""
@@ -266,6 +312,18 @@ class Omni:
         finally:
             self._run(handle.abort())
 
+    def speak(self, pieces: Iterable[str], **options: Any) -> Iterator[Delta]:
+        """As `AsyncOmni.speak`; `pieces` are waited for in a thread of their own."""
+        events = self._omni.speak(_from_thread(pieces), **options)
+        try:
+            while True:
+                try:
+                    yield self._run(_next(events))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._run(_closed(events))
+
     def close(self) -> None:
         if self._thread.is_alive():
             self._run(self._omni.close())
@@ -316,8 +374,24 @@ def collect(events: Sequence[Delta]) -> Answer:
     )
 
 
-async def _next(events: AsyncIterator[Event]) -> Event:
+def _abandon_if_failed(feeding: asyncio.Task[None], handle: RequestHandle) -> None:
+    if not feeding.cancelled() and feeding.exception() is not None:
+        handle.abandon()
+
+
+async def _from_thread(pieces: Iterable[str]) -> AsyncIterator[str]:
+    """The pieces of an iterator that may wait, without making the event loop wait."""
+    waiting = iter(pieces)
+    while (piece := await asyncio.to_thread(next, waiting, None)) is not None:
+        yield piece
+
+
+async def _next(events: AsyncIterator[T]) -> T:
     return await anext(events)
+
+
+async def _closed(events: AsyncGenerator[Any, None]) -> None:
+    await events.aclose()
 
 
 def _raised(event: Event) -> Delta:

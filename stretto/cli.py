@@ -7,6 +7,7 @@ JSON object. Heavy imports happen inside the commands, so that `--help` answers 
 from __future__ import annotations
 
 import argparse
+import codecs
 import logging
 import os
 import sys
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto._version import __version__
-from stretto.errors import ConfigError, StrettoError
+from stretto.errors import ConfigError, InvalidRequest, StrettoError
 
 if TYPE_CHECKING:
-    from stretto.api import Answer, Delta
+    import numpy as np
+
+    from stretto.api import Answer, Delta, Omni
 
 DESCRIPTION = """\
 Speech-and-text models that speak while they still think.
@@ -28,6 +31,7 @@ A MODEL is a local checkpoint directory in Hugging Face layout, or a name:
   parrot   ships with stretto; says what you write (the default)
   tiny     random weights of the real architecture, made on first use; for tests
   small    the same, larger; for measurements
+  tiny-tts, tiny-tts-design, tiny-tts-base    the same of Qwen3-TTS, which reads texts out
 """
 
 EPILOG = """\
@@ -146,10 +150,11 @@ def _add_say(commands: Any) -> None:
         commands,
         "say",
         _say,
-        summary="answer a text, in writing and in sound",
+        summary="answer a text, in writing and in sound; or read it out",
         details=(
             "\nThe answer's text appears as it is written, a line below it counts frames and sound;"
-            "\nat the end come the times that matter."
+            "\nat the end come the times that matter. A Qwen3-TTS model reads the text out, with -"
+            "\nwhile it is still being written to stdin."
         ),
     )
     command.add_argument("text", metavar="TEXT", help="what to say to the model; - reads stdin")
@@ -157,6 +162,12 @@ def _add_say(commands: Any) -> None:
     command.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the sound as WAV")
     command.add_argument("--system", metavar="TEXT", help="a system prompt before it")
     command.add_argument("--speaker", help="a speaker of the checkpoint")
+    command.add_argument("--language", help="of what is read out; default: auto")
+    command.add_argument("--instructions", metavar="TEXT", help="how to read, or whose voice")
+    command.add_argument(
+        "--ref-audio", metavar="FILE", type=Path, help="a voice to speak like (base checkpoints)"
+    )
+    command.add_argument("--ref-text", metavar="TEXT", help="what is said in it")
     command.add_argument("--max-tokens", type=int, metavar="N", help="text tokens at most")
     command.add_argument("--max-frames", type=int, metavar="N", help="frames at most, 80 ms each")
     command.add_argument("--temperature", type=float, metavar="T", help="of the text; 0 is greedy")
@@ -172,11 +183,8 @@ def _add_say(commands: Any) -> None:
 
 def _say(options: argparse.Namespace) -> int:
     from stretto.api import Omni, collect
+    from stretto.pipeline.tts_frontend import TtsFrontend
 
-    text = sys.stdin.read() if options.text == "-" else options.text
-    prompt = [{"role": "user", "content": text}]
-    if options.system is not None:
-        prompt.insert(0, {"role": "system", "content": options.system})
     with _loading(options.model):
         omni = Omni(
             options.model,
@@ -187,17 +195,8 @@ def _say(options: argparse.Namespace) -> int:
             cache_dir=cache_dir(),
         )
     with omni:
-        events = omni.stream(
-            prompt,
-            speaker=options.speaker,
-            sampling=_given(
-                temperature=options.temperature, max_tokens=options.max_tokens, seed=options.seed
-            ),
-            talker_sampling=_given(
-                temperature=options.talker_temperature, max_tokens=options.max_frames
-            ),
-            initial_codec_chunk_frames=options.initial_codec_chunk_frames,
-        )
+        reads = isinstance(omni.frontend, TtsFrontend)
+        events = _read_out(omni, options) if reads else _answered(omni, options)
         answer = collect(list(_shown_live(events)))
     _print_figures(answer)
     if options.output is not None:
@@ -206,6 +205,84 @@ def _say(options: argparse.Namespace) -> int:
     if options.json:
         print(_figures_json(answer))
     return 0
+
+
+def _answered(omni: Omni, options: argparse.Namespace) -> Iterator[Delta]:
+    """What a model answers to a text."""
+    _refuse(options, "language", "instructions", "ref_audio", "ref_text")
+    text = sys.stdin.read() if options.text == "-" else options.text
+    prompt = [{"role": "user", "content": text}]
+    if options.system is not None:
+        prompt.insert(0, {"role": "system", "content": options.system})
+    return omni.stream(
+        prompt,
+        speaker=options.speaker,
+        sampling=_given(
+            temperature=options.temperature, max_tokens=options.max_tokens, seed=options.seed
+        ),
+        talker_sampling=_given(
+            temperature=options.talker_temperature, max_tokens=options.max_frames
+        ),
+        initial_codec_chunk_frames=options.initial_codec_chunk_frames,
+    )
+
+
+def _read_out(omni: Omni, options: argparse.Namespace) -> Iterator[Delta]:
+    """A text as a model reads it out."""
+    from stretto.pipeline.tts_frontend import Voice
+
+    _refuse(options, "system", "temperature", "max_tokens")
+    voice = None
+    if options.ref_audio is not None:
+        samples, sample_rate = _sound(options.ref_audio)
+        voice = Voice(samples=samples, sample_rate=sample_rate, text=options.ref_text)
+    else:
+        _refuse(options, "ref_text")
+    how = {
+        "speaker": options.speaker,
+        "language": options.language,
+        "instructions": options.instructions,
+        "voice": voice,
+        "sampling": _given(
+            temperature=options.talker_temperature,
+            max_tokens=options.max_frames,
+            seed=options.seed,
+        ),
+        "initial_codec_chunk_frames": options.initial_codec_chunk_frames,
+    }
+    if options.text == "-":
+        return omni.speak(_as_written(), **how)
+    return omni.stream(options.text, **how)
+
+
+def _sound(path: Path) -> tuple[np.ndarray, int]:
+    """A sound file as float32 [n], mono, and its sample rate. Raises InvalidRequest."""
+    import soundfile
+
+    try:
+        samples, sample_rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except (OSError, soundfile.LibsndfileError) as error:
+        raise InvalidRequest("ref_audio", f"{path} cannot be read as sound: {error}") from error
+    return samples.mean(axis=1), sample_rate
+
+
+def _as_written() -> Iterator[str]:
+    """The text on stdin, each part as it comes."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        while data := os.read(sys.stdin.fileno(), 4096):
+            yield decoder.decode(data)
+        yield decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("text", f"stdin is not UTF-8: {error}") from error
+
+
+def _refuse(options: argparse.Namespace, *names: str) -> None:
+    """Raises InvalidRequest for an option that the model has no use for."""
+    for name in names:
+        if vars(options)[name] is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise InvalidRequest(name, f"{flag} means nothing to {options.model}")
 
 
 def _given(**values: Any) -> dict[str, Any]:

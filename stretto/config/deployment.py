@@ -46,6 +46,8 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     async_output: Literal["auto", "off"] = "auto"
     # Positions per request at most; "auto" is what the checkpoint was made for.
     max_model_len: Positive | Auto = "auto"
+    # A stage that speaks and has gone round in a circle for so many frames is cut; null: never.
+    max_repeated_frames: Positive | None = None
     output: Literal["text", "audio"] | None = None
     default_sampling: dict[str, Any] = {}
     # The residual codebooks' sampling, for stages that have a code predictor.

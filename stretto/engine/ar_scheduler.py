@@ -30,6 +30,9 @@ from stretto.engine.scheduler import (
 from stretto.request import FinishReason, Inbox, Place, Request, RequestStatus, StageRequest
 from stretto.text import TextStream
 
+# Longer circles than so many ids are not looked for.
+MAX_PERIOD = 8
+
 
 class ARInbox(Inbox, Protocol):
     """What an autoregressive stage asks an inbox."""
@@ -50,10 +53,24 @@ class ARRequest(Request[ARInbox]):
         super().__init__(ticket, inbox, text)
         # Cached prompt positions that the bridge has yet to be told of.
         self.num_unreported = 0
+        # For each period up to MAX_PERIOD, how many ids in a row were those one period before.
+        self._repeated = [0] * MAX_PERIOD
 
     def take_unreported(self) -> int:
         count, self.num_unreported = self.num_unreported, 0
         return count
+
+    def append(self, token_id: int) -> None:
+        for index, count in enumerate(self._repeated):
+            period = index + 1
+            again = len(self.output_ids) >= period and self.output_ids[-period] == token_id
+            self._repeated[index] = count + 1 if again else 0
+        self.output_ids.append(token_id)
+
+    @property
+    def num_repeated(self) -> int:
+        """For how many ids it has been going round in a circle."""
+        return max(self._repeated)
 
     def next_stop(self, cell: int) -> int | None:
         """Where the next rows of this request end; None while its input does not reach that far."""
@@ -74,6 +91,7 @@ class ARScheduler(TableScheduler[ARRequest]):
         max_num_seqs: int,
         prefill_chunk_tokens: int,
         blocks: BlockManager,
+        max_repeated: int | None = None,
         prefix_cache: PrefixCache | None = None,
         open_inbox: Callable[[StageRequest], ARInbox],
         open_text: Callable[[StageRequest], TextStream] | None,
@@ -82,6 +100,7 @@ class ARScheduler(TableScheduler[ARRequest]):
         self._free_rows = list(reversed(range(max_num_seqs)))
         self._cell = prefill_chunk_tokens
         self._blocks = blocks
+        self._max_repeated = max_repeated
         self._prefix_cache = prefix_cache
         # Read by other threads, which must not walk the table.
         self._num_held_blocks = 0
@@ -121,7 +140,7 @@ class ARScheduler(TableScheduler[ARRequest]):
             token_id = None if index is None else token_ids[index]
             text, reason = "", None
             if token_id is not None:
-                request.output_ids.append(token_id)
+                request.append(token_id)
                 text, reason = self._end_of(request, token_id)
             self._settle(request, reason)
             results.append(
@@ -212,8 +231,7 @@ class ARScheduler(TableScheduler[ARRequest]):
         )
         return prompt_budget - (stop - start) if in_prompt else prompt_budget
 
-    @staticmethod
-    def _end_of(request: ARRequest, token_id: int) -> tuple[str, FinishReason | None]:
+    def _end_of(self, request: ARRequest, token_id: int) -> tuple[str, FinishReason | None]:
         """The text that a token adds, and whether the request ends with it."""
         sampling, text = request.ticket.sampling, ""
         is_end_token = token_id in sampling.stop_token_ids
@@ -222,8 +240,11 @@ class ARScheduler(TableScheduler[ARRequest]):
         reason: FinishReason | None = None
         if is_end_token or (request.text is not None and request.text.stopped):
             reason = "stop"
-        elif len(request.output_ids) == sampling.max_tokens:
+        elif len(request.output_ids) == sampling.max_tokens or self._is_circling(request):
             reason = "length"
         if reason is not None and request.text is not None:
             text += request.text.finish()
         return text, reason
+
+    def _is_circling(self, request: ARRequest) -> bool:
+        return self._max_repeated is not None and request.num_repeated >= self._max_repeated

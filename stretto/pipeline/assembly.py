@@ -381,6 +381,7 @@ class _Builder:
             max_num_seqs=config.max_num_seqs,
             prefill_chunk_tokens=config.prefill_chunk_tokens,
             blocks=blocks,
+            max_repeated=config.max_repeated_frames,
             prefix_cache=prefix_cache,
             open_inbox=open_inbox,
             open_text=open_text,

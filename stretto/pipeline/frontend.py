@@ -77,6 +77,16 @@ class Frontend(abc.ABC):
             InvalidRequest: names the field, the value and what is allowed.
         """
 
+    def prepare_pieces(self, options: Any) -> PipelineRequest:
+        """The request of a text that is still being written; its handle is fed.
+
+        Raises:
+            InvalidRequest: as `prepare`, and where a model takes no such.
+        """
+        raise InvalidRequest(
+            self.prompt_field, "this model answers whole messages; it reads out no text in pieces"
+        )
+
     @abc.abstractmethod
     def warm_up(self) -> PipelineRequest:
         """A short request that goes through all stages."""

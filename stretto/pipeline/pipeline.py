@@ -147,6 +147,10 @@ class RequestHandle:
         """Returns when no stage holds anything of the request."""
         await self._pipeline.abort(self.request_id)
 
+    def abandon(self) -> None:
+        """As `abort`, without waiting; does nothing to a request that has ended."""
+        self._pipeline.abandon(self.request_id)
+
     def feed(self, text: str) -> None:
         """The next piece of the text; words may be cut anywhere. For nothing once it has ended.
 

@@ -127,11 +127,6 @@ class TtsFrontend(Frontend):
         return self._request(tuple(self.plain_ids(text)), options, text_follows=False)
 
     def prepare_pieces(self, options: SpeakOptions) -> PipelineRequest:
-        """The request of a text that is still being written: its handle is fed.
-
-        Raises:
-            InvalidRequest: as `prepare`.
-        """
         if options.text_first:
             raise InvalidRequest(
                 "text_first", "text_first is true, but a text that comes in pieces cannot be first"
@@ -191,7 +186,13 @@ class TtsFrontend(Frontend):
         )
         limit = sampling.max_tokens
         assert limit is not None
-        return self._tickets(prompt, options, sampling, max_positions=used + limit)
+        return self._tickets(
+            prompt,
+            options,
+            sampling,
+            max_positions=used + limit,
+            num_instruction_tokens=len(instruction_ids),
+        )
 
     def _tickets(
         self,
@@ -200,6 +201,7 @@ class TtsFrontend(Frontend):
         sampling: SamplingParams,
         *,
         max_positions: int,
+        num_instruction_tokens: int = 0,
     ) -> PipelineRequest:
         talker = self.model.config.stages[0]
         speech = SpeechOptions(
@@ -221,7 +223,9 @@ class TtsFrontend(Frontend):
         )
         return PipelineRequest(
             tickets=(entry, vocoder),
-            num_prompt_tokens=len(prompt.text_ids),
+            num_prompt_tokens=num_instruction_tokens
+            + len(prompt.text_ids)
+            + (0 if prompt.reference_codes is None else len(prompt.reference_codes)),
             open_text=self._piece_tokenizer if prompt.text_follows else None,
             label=options.label,
         )

@@ -40,11 +40,13 @@ def a_scheduler(
     cell: int = CELL,
     open_inbox: Callable[[StageRequest], ARInbox] = PromptInbox,
     text: bool = False,
+    max_repeated: int | None = None,
 ) -> ARScheduler:
     return ARScheduler(
         max_num_seqs=max_num_seqs,
         prefill_chunk_tokens=cell,
         blocks=BlockManager(num_blocks=num_blocks, block_size=16),
+        max_repeated=max_repeated,
         open_inbox=open_inbox,
         open_text=(lambda t: TextStream(letters, t.sampling.stop)) if text else None,
     )
@@ -427,3 +429,42 @@ def test_a_ticket_is_not_changed() -> None:
     scheduler.add(given_ticket)
     run_to_the_end(scheduler)
     assert given_ticket == copy
+
+
+# ---- takes that go round in a circle -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("period", [1, 3, 8])
+def test_a_take_that_goes_round_in_a_circle_is_cut(period: int) -> None:
+    scheduler = a_scheduler(max_repeated=20)
+    scheduler.add(ticket("r", prompt=range(4), max_tokens=500))
+    drawn: list[int] = []
+
+    def token(request_id: str) -> int:
+        # Different at first, then a circle.
+        at = len(drawn)
+        drawn.append(at if at < 10 else 100 + at % period)
+        return drawn[-1]
+
+    while True:
+        _, results = run(scheduler, token)
+        if results["r"].finish_reason is not None:
+            break
+    assert results["r"].finish_reason == "length"
+    assert len(drawn) == 10 + period + 20
+    assert scheduler.request_ids() == []
+
+
+def test_what_repeats_now_and_then_or_in_a_larger_circle_is_speech() -> None:
+    scheduler = a_scheduler(max_repeated=20)
+    scheduler.add(ticket("r", prompt=range(4), max_tokens=200))
+    drawn: list[int] = []
+
+    def token(request_id: str) -> int:
+        # Nineteen times the same, then another; and a circle of twenty in all.
+        drawn.append(int(len(drawn) % 20 == 19))
+        return drawn[-1]
+
+    while scheduler.request_ids():
+        run(scheduler, token)
+    assert len(drawn) == 200
