@@ -117,6 +117,11 @@ class TtsFrontend(Frontend):
         own = self.spec.talker.languages
         return [AUTO_LANGUAGE, *sorted(name for name in own if "dialect" not in name)]
 
+    @property
+    def takes_instructions(self) -> bool:
+        spec = self.spec
+        return spec.model_kind != "base" and spec.model_size != WITHOUT_INSTRUCTIONS
+
     def prepare(self, prompt: Prompt, options: SpeakOptions) -> PipelineRequest:
         """The request of a whole text. Encoding a new voice takes a second."""
         if not isinstance(prompt, str):
@@ -289,10 +294,12 @@ class TtsFrontend(Frontend):
                     "instructions", "a voice_design checkpoint needs a voice to be described"
                 )
             return ()
-        if self.spec.model_kind == "base":
-            raise InvalidRequest("instructions", "a base checkpoint takes no instructions")
-        if self.spec.model_size == WITHOUT_INSTRUCTIONS:
-            raise InvalidRequest("instructions", "a checkpoint of this size takes no instructions")
+        if not self.takes_instructions:
+            raise InvalidRequest(
+                "instructions",
+                f"a {self.spec.model_kind} checkpoint of size {self.spec.model_size} takes no "
+                "instructions",
+            )
         return (
             *self.encode("<|im_start|>user\n"),
             *self.plain_ids(text),

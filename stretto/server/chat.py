@@ -29,6 +29,7 @@ from starlette.responses import Response
 from stretto.api import collect
 from stretto.errors import InvalidRequest
 from stretto.events import Finished
+from stretto.pipeline.omni_frontend import OmniFrontend
 from stretto.request import SamplingParams, merge_sampling
 from stretto.server.dialects import ChatWriter, Reply, Wishes, completion, encoded_sound
 from stretto.server.errors import (
@@ -86,6 +87,12 @@ def chat_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        if not isinstance(service.omni.frontend, OmniFrontend):
+            raise ApiError(
+                404,
+                f"the model {service.names[0]!r} reads texts out and answers none; use "
+                "/v1/audio/speech",
+            )
         wishes, messages, options = read_chat(body, service)
         label: str = request.state.request_id
 
