@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from stretto._version import __version__
-from stretto.api import AsyncOmni
+from stretto.api import DEFAULT_CACHE, AsyncOmni
 from stretto.errors import StrettoError
 from stretto.server.chat import chat_routes
 from stretto.server.door import Door
@@ -18,8 +18,13 @@ from stretto.server.health import health_routes
 from stretto.server.protocol import flatten
 from stretto.server.service import Service
 from stretto.server.settings import ServerSettings
-from stretto.server.speech import SpeechModel, speech_routes
+from stretto.server.speech import speech_routes
+from stretto.server.speech_model import SpeechModel
+from stretto.server.speech_socket import socket_routes
 from stretto.server.streaming import ClientGone
+from stretto.server.takes import Studio
+from stretto.server.voice_routes import voice_routes
+from stretto.server.voice_store import VoiceStore
 
 # nginx's word for it; nobody is there to read it, but it is counted.
 CLIENT_CLOSED_REQUEST = 499
@@ -36,7 +41,10 @@ def create_app(
     app = FastAPI(title="stretto", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(chat_routes(service))
-    app.include_router(speech_routes(service, speech))
+    voices_dir = settings.voices_dir or (settings.cache_dir or DEFAULT_CACHE) / "voices"
+    studio = Studio(service, speech, VoiceStore(voices_dir))
+    for routes in (speech_routes, voice_routes, socket_routes):
+        app.include_router(routes(studio))
     app.include_router(health_routes(service))
     _register_errors(app)
     app.add_middleware(

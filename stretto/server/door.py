@@ -8,12 +8,13 @@ Plain ASGI, so that streams and the client's going reach the routes untouched.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -57,10 +58,13 @@ class Door:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         visit = _Visit(scope, receive, send, self._max_body_bytes)
+        if scope["type"] == "websocket":
+            await self._socket(scope, visit)
+            return
         is_guarded = scope["path"].startswith(GUARDED) and scope["method"] != "OPTIONS"
         self._gate.num_inside += is_guarded
         try:
@@ -78,6 +82,26 @@ class Door:
         finally:
             self._gate.num_inside -= is_guarded
             self._note(visit)
+
+    async def _socket(self, scope: Scope, visit: _Visit) -> None:
+        """A WebSocket. Idle ones are not waited for at the end, so the gate does not count them."""
+        meters = self._meters
+        refusal = self._refusal(visit) if scope["path"].startswith(GUARDED) else None
+        if refusal is not None:
+            await refusal.response()(scope, visit.receive, visit.send)
+            return
+        visit.on_accept = lambda: meters.socket_opened(visit.handler)
+        try:
+            await self._app(scope, visit.receive, visit.send)
+        except Exception:
+            log.exception("%s %s", visit.request_id, scope["path"])
+            with contextlib.suppress(Exception):
+                await visit.send({"type": "websocket.close", "code": 1011})
+        finally:
+            seconds = time.monotonic() - visit.began_s
+            log.debug("%s %s: closed after %.3f s", visit.request_id, scope["path"], seconds)
+            if visit.is_accepted:
+                meters.socket_closed(visit.handler, seconds)
 
     def _refusal(self, visit: _Visit) -> ApiError | None:
         if self._gate.is_draining:
@@ -113,17 +137,19 @@ class Door:
 
 
 class _Visit:
-    """One HTTP request while it is inside; its `receive` and `send` are what the app gets."""
+    """One request or WebSocket while it is inside; its `receive` and `send` are the app's."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
         self.headers = Headers(scope=scope)
-        self.method: str = scope["method"]
+        self.method: str = scope.get("method", "WEBSOCKET")
         self.path: str = scope["path"]
         own = self.headers.get("x-request-id", "")
         self.request_id = own if REQUEST_ID.fullmatch(own) else f"req-{secrets.token_hex(8)}"
         scope.setdefault("state", {})["request_id"] = self.request_id
         self.began_s = time.monotonic()
         self.status: int | None = None
+        self.is_accepted = False
+        self.on_accept: Callable[[], None] = lambda: None
         self.too_large = f"the body is larger than {max_body_bytes} bytes"
         length = self.headers.get("content-length", "")
         self.announced_bytes = int(length) if length.isdecimal() else 0
@@ -151,4 +177,9 @@ class _Visit:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message)["x-request-id"] = self.request_id
+        elif message["type"] == "websocket.http.response.start":
+            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+        elif message["type"] == "websocket.accept":
+            self.is_accepted = True
+            self.on_accept()
         await self._send(message)

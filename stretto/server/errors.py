@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -23,6 +24,8 @@ from stretto.errors import (
     StrettoError,
 )
 from stretto.pipeline.frontend import PromptTooLong
+
+M = TypeVar("M", bound=BaseModel)
 
 # What vLLM allows an error message to repeat.
 MAX_ECHO = 200
@@ -66,6 +69,9 @@ class ApiError(Exception):
         headers = {}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(self.retry_after_s)
+        if self.status == 409:
+            # An SDK tries conflicts again, but this one stays.
+            headers["x-should-retry"] = "false"
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return json_response(ErrorBody(self.error), status=self.status, headers=headers)
@@ -185,6 +191,15 @@ def from_validation(error: RequestValidationError, body: Any) -> ApiError:
         param=deepest or None,
         code="unsupported_value" if details[0]["type"] == "literal_error" else None,
     )
+
+
+def checked(model: type[M], fields: Mapping[str, Any]) -> M:
+    """As FastAPI would read a body that is `fields`. Raises ApiError."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        found = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
+        raise from_validation(RequestValidationError(found), fields) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -24,6 +24,7 @@ SpeechAbort = Literal["closed", "error"]
 MODEL = ("model_name",)
 STAGE = (*MODEL, "stage", "replica")
 REASON = (*MODEL, "reason")
+SOCKET = (*MODEL, "handler")
 FINISH = (*MODEL, "finished_reason")
 
 # Upper bounds of buckets; those of times and of the RTF are vLLM's and vllm-omni's.
@@ -44,6 +45,7 @@ GAUGES = {
     "vllm_omni:stage_waiting_requests": (STAGE, "requests that wait for a chunk in the stage"),
     "vllm_omni:num_requests_running": (MODEL, "requests in flight"),
     "vllm_omni:num_requests_waiting": (MODEL, "requests that wait for the first stage"),
+    "vllm:websocket_connections_active": (SOCKET, "open WebSocket connections"),
 }
 COUNTERS = {
     "vllm:prompt_tokens": (STAGE, "prompt tokens"),
@@ -59,6 +61,9 @@ COUNTERS = {
     "vllm_omni:audio_continuity_ok": ((*STAGE, "threshold_ms"), "answers without a longer gap"),
     "vllm_omni:speech_stream_completed": (MODEL, "speech streams sent whole"),
     "vllm_omni:speech_stream_aborted": (REASON, "speech streams that ended early"),
+    # Ours: an end that a limit made, whether a client asked for it or the speech found none.
+    "stretto:speech_cut": (MODEL, "answers whose sound a limit cut"),
+    "vllm:websocket_connections": (SOCKET, "WebSocket connections that were accepted"),
     "http_requests": (("handler", "method", "status"), "HTTP requests"),
 }
 HISTOGRAMS = {
@@ -78,6 +83,7 @@ HISTOGRAMS = {
     "vllm_omni:audio_duration_s": (STAGE, LATENCY, "length of the sound"),
     "vllm_omni:audio_rtf": (STAGE, RTF, "time to the last sound over its length"),
     "vllm_omni:audio_underrun_s": (STAGE, UNDERRUN, "how long a player stands still"),
+    "vllm:websocket_connection_duration_seconds": (SOCKET, LATENCY, "until it was closed"),
     "http_request_duration_seconds": (("handler", "method"), HTTP, "until all of it was sent"),
 }
 
@@ -105,6 +111,7 @@ class Meters:
         # A rate needs a series from before its first event.
         for reason in get_args(FailureReason):
             self._count(0, "vllm_omni:requests_failed", reason)
+        self._count(0, "stretto:speech_cut")
         for reason in ("stop", "length"):
             self._count(0, "vllm:request_success", reason)
             self._count(0, "vllm_omni:requests_success", reason)
@@ -121,6 +128,7 @@ class Meters:
         usage, entry = end.usage, self._at(self._entry)
         self._count(1, "vllm:request_success", end.finish_reason)
         self._count(1, "vllm_omni:requests_success", end.finish_reason)
+        self._count(end.audio_reason == "length", "stretto:speech_cut")
         self._count(usage.prompt_tokens, "vllm:prompt_tokens", *entry)
         self._count(usage.prompt_tokens, "vllm_omni:prompt_tokens")
         self._count(usage.completion_tokens, "vllm_omni:generation_tokens")
@@ -162,6 +170,14 @@ class Meters:
     def speech_aborted(self, reason: SpeechAbort) -> None:
         self._count(1, "vllm_omni:speech_stream_aborted", reason)
 
+    def socket_opened(self, handler: str) -> None:
+        self._count(1, "vllm:websocket_connections", handler)
+        self._gauge("vllm:websocket_connections_active", handler).inc()
+
+    def socket_closed(self, handler: str, seconds: float) -> None:
+        self._gauge("vllm:websocket_connections_active", handler).dec()
+        self._observe(seconds, "vllm:websocket_connection_duration_seconds", handler)
+
     def http(self, *, handler: str, method: str, status: int, seconds: float) -> None:
         self._counters["http_requests"].labels(handler, method, f"{status // 100}xx").inc()
         self._histograms["http_request_duration_seconds"].labels(handler, method).observe(seconds)
@@ -193,8 +209,11 @@ class Meters:
         # One replica each, so far.
         return stage, "0"
 
+    def _gauge(self, name: str, *labels: str) -> Gauge:
+        return self._gauges[name].labels(self._model, *labels)
+
     def _set(self, value: float, name: str, *labels: str) -> None:
-        self._gauges[name].labels(self._model, *labels).set(value)
+        self._gauge(name, *labels).set(value)
 
     def _count(self, amount: float, name: str, *labels: str) -> None:
         self._counters[name].labels(self._model, *labels).inc(amount)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stretto.events import Usage
 from stretto.server.settings import Modality
+from stretto.server.speech_model import TaskType
 
 # ---- requests ------------------------------------------------------------------------------------
 
@@ -103,21 +104,26 @@ class ChatRequest(Body):
         return flatten(body)
 
 
-class SpeechRequest(Body):
+class SpeechFields(Body):
+    """How a text is to be spoken; one set of names for all speech routes."""
+
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
-    input: str
     voice: Voice | None = None
     speaker: Voice | None = None
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: float = Field(default=1.0, ge=0.25, le=4.0)
-    stream: bool | None = None
-    stream_format: Literal["audio", "sse"] | None = None
     sample_rate: Literal[8000, 12000, 16000, 24000, 48000] | None = None
+    task_type: TaskType | None = None
     instructions: str | None = None
     language: str | None = None
-    max_new_tokens: int | None = None
+    ref_audio: str | None = None
+    ref_text: str | None = None
+    x_vector_only_mode: bool | None = None
+    speaker_embedding: list[float] | None = None
+    non_streaming_mode: bool | None = None
+    max_new_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
     initial_codec_chunk_frames: int | None = None
 
@@ -125,6 +131,43 @@ class SpeechRequest(Body):
     @classmethod
     def _flatten(cls, body: Any) -> Any:
         return flatten(body)
+
+
+class SpeechRequest(SpeechFields):
+    input: str
+    stream: bool | None = None
+    stream_format: Literal["audio", "sse"] | None = None
+
+
+MAX_BATCH_ITEMS = 32
+
+
+class SpeechBatchRequest(Body):
+    """Items are checked one by one, over what the body says beside them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    items: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_BATCH_ITEMS)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flatten(cls, body: Any) -> Any:
+        return flatten(body)
+
+
+class SessionConfig(SpeechFields):
+    type: Literal["session.config"]
+    response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "pcm"
+    # Frames as they are made, or one for each file.
+    stream_audio: bool = True
+    split_granularity: Literal["none", "sentence", "clause"] = "none"
+    # One request that is fed the text as it comes.
+    text_streaming: bool = False
+
+
+class InputText(Body):
+    type: Literal["input.text"]
+    text: str
 
 
 def flatten(body: Any) -> Any:
@@ -290,6 +333,7 @@ class SpeechDelta(msgspec.Struct, frozen=True, tag_field="type", tag="speech.aud
 
 class SpeechDone(msgspec.Struct, frozen=True, tag_field="type", tag="speech.audio.done"):
     usage: SpeechUsage
+    finish_reason: FinishReason
 
 
 class SpeechError(msgspec.Struct, frozen=True):
@@ -303,3 +347,55 @@ class SpeechError(msgspec.Struct, frozen=True):
 
 class SpeechFailed(msgspec.Struct, frozen=True, tag_field="type", tag="speech.audio.error"):
     error: SpeechError
+
+
+class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    status: Literal["success", "error"]
+    audio_data: str | None = None
+    media_type: str | None = None
+    usage: SpeechUsage | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    param: str | None = None
+
+
+class SpeechBatch(msgspec.Struct, frozen=True):
+    id: str
+    results: list[BatchResult]
+    total: int
+    succeeded: int
+    failed: int
+
+
+# ---- the speech socket ---------------------------------------------------------------------------
+
+
+class AudioStart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="audio.start"):
+    utterance_index: int
+    sentence_index: int
+    sentence_text: str
+    format: str
+    sample_rate: int
+
+
+class AudioDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="audio.done"):
+    utterance_index: int
+    sentence_index: int
+    total_bytes: int
+    error: bool
+    finish_reason: FinishReason | None
+
+
+class SessionDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="session.done"):
+    utterance_index: int
+    total_sentences: int
+
+
+class SocketError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    message: str
+    param: str | None
+    code: str | int | None
+
+
+SocketEvent = AudioStart | AudioDone | SessionDone | SocketError

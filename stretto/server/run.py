@@ -30,6 +30,7 @@ from stretto.errors import ConfigError
 from stretto.server.app import create_app
 from stretto.server.service import Service
 from stretto.server.settings import ServerSettings
+from stretto.server.speech_socket import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,10 @@ class _Server(uvicorn.Server):
         config = uvicorn.Config(
             app,
             http="h11",
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=MAX_MESSAGE_BYTES + 2**16,
+            # Sound does not get smaller.
+            ws_per_message_deflate=False,
             lifespan="off",
             access_log=False,
             log_config=None,

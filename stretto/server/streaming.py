@@ -26,7 +26,7 @@ from stretto.api import Delta
 from stretto.errors import RequestFailed, StageFailed, StrettoError, TransferFailed
 from stretto.events import AudioDelta, Failed, Finished, TextDelta
 from stretto.metrics import SoundClock, TextClock
-from stretto.pipeline.pipeline import Pipeline, PipelineRequest
+from stretto.pipeline.pipeline import Pipeline, PipelineRequest, RequestHandle
 from stretto.server.errors import from_stretto, from_submission
 from stretto.server.meters import FailureReason, Meters
 
@@ -53,25 +53,53 @@ class Job:
         self._pipeline = pipeline
         self._request = request
         self._meters = meters
+        self._handle: RequestHandle | None = None
+        self._began_s = 0.0
+        self._ended = False
         # Why it counts as failed if it is left before its end.
         self.blame: FailureReason = "client_disconnect"
 
+    def start(self) -> RequestHandle:
+        """Submits the request, if that is not done yet; then it must be read or left.
+
+        Raises:
+            ApiError: it could not be submitted.
+        """
+        if self._handle is None:
+            try:
+                self._handle = self._pipeline.submit(self._request)
+            except StrettoError as error:
+                raise from_submission(error) from error
+            self._began_s = time.monotonic()
+        return self._handle
+
+    def feed(self, text: str) -> None:
+        """The next piece of a text that is still being written."""
+        self.start().feed(text)
+
+    def end_text(self) -> None:
+        self.start().end_text()
+
+    def leave(self) -> None:
+        """Takes the request back unless it has ended, or was never started."""
+        if self._handle is None or self._ended:
+            return
+        self._ended = True
+        self._pipeline.abandon(self._handle.request_id)
+        self._meters.failed(self.blame)
+        log.info("%s was left before its end: %s", self._request.label, self.blame)
+
     async def events(self) -> AsyncGenerator[Delta, None]:
-        """Submits the request; its deltas and `Finished`. Leaving earlier aborts it.
+        """Starts the request; its deltas and `Finished`. Leaving earlier aborts it.
 
         Raises:
             ApiError: it could not be submitted, or it failed.
         """
-        try:
-            handle = self._pipeline.submit(self._request)
-        except StrettoError as error:
-            raise from_submission(error) from error
-        began_s = time.monotonic()
+        handle = self.start()
         text, sound = TextClock(), SoundClock()
-        ended = False
         try:
             async for event in handle:
-                now_s = time.monotonic() - began_s
+                now_s = time.monotonic() - self._began_s
                 match event:
                     case TextDelta():
                         gaps = text.arrived(now_s, len(event.token_ids))
@@ -79,18 +107,15 @@ class Job:
                     case AudioDelta():
                         sound.arrived(now_s, len(event.samples) / event.sample_rate)
                     case Finished():
-                        ended = True
+                        self._ended = True
                         self._meters.finished(self._request, event, text, sound)
                     case Failed(error=failure):
-                        ended = True
+                        self._ended = True
                         self._meters.failed(_reason(failure))
                         raise from_stretto(failure) from failure
                 yield event
         finally:
-            if not ended:
-                self._pipeline.abandon(handle.request_id)
-                self._meters.failed(self.blame)
-                log.info("%s was left before its end: %s", self._request.label, self.blame)
+            self.leave()
 
 
 def _reason(error: RequestFailed) -> FailureReason:
@@ -121,7 +146,7 @@ async def attended(request: Request, work: Coroutine[Any, Any, T]) -> T:
             raise ClientGone
         return working.result()
     finally:
-        await _ended(working, gone)
+        await ended(working, gone)
 
 
 class Streamed(Response):
@@ -159,7 +184,7 @@ class Streamed(Response):
             if writing.done():
                 writing.result()
         finally:
-            await _ended(writing, *others)
+            await ended(writing, *others)
             await self._rest.aclose()
 
     async def _write(self, send: Send) -> None:
@@ -192,7 +217,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _ended(*tasks: asyncio.Task[Any]) -> None:
+async def ended(*tasks: asyncio.Task[Any]) -> None:
     """Cancels what still runs and waits for its clean-up."""
     for task in tasks:
         task.cancel()

@@ -21,7 +21,7 @@ from stretto.pipeline.omni_frontend import Options
 from stretto.pipeline.pipeline import PipelineRequest
 from stretto.server.app import create_app
 from stretto.server.settings import ServerSettings
-from stretto.server.speech import SpeechInput
+from stretto.server.speech_model import SpeechInput, TaskType
 
 RATE = 24000
 # Where the answers of these tests are cut: their text and their sound.
@@ -33,6 +33,9 @@ SHORT = [{}, {"max_tokens": NUM_FRAMES, "ignore_eos": True}]
 
 class AnsweringSpeechModel:
     """Reads an answer out instead of the text: enough to try the route without a TTS model."""
+
+    kinds: Sequence[TaskType] = ("CustomVoice",)
+    languages: Sequence[str] = ()
 
     def __init__(self, omni: AsyncOmni) -> None:
         self._omni = omni
@@ -62,7 +65,9 @@ class LocalServer:
         self.omni = omni
         self.app = create_app(
             omni,
-            ServerSettings(model="tiny", served_model_names=("m",), **settings),
+            ServerSettings(
+                model="tiny", served_model_names=("m",), voices_dir=Path("nowhere"), **settings
+            ),
             speech=AnsweringSpeechModel(omni),
         )
 

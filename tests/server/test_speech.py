@@ -110,8 +110,8 @@ BAD_SPEECH: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stream_format": "chunks"}, "stream_format", "'sse'"),
     ({"sample_rate": 44100}, "sample_rate", "24000"),
     ({"instructions": 5}, "instructions", "string"),
-    ({"ref_audio": "data:"}, "ref_audio", "not a field"),
-    ({"max_new_tokens": -1}, "max_tokens", ""),
+    ({"ref_audio": "data:"}, "ref_audio", "CustomVoice"),
+    ({"max_new_tokens": -1}, "max_new_tokens", "1"),
     ({"initial_codec_chunk_frames": 99}, "initial_codec_chunk_frames", "25"),
 ]  # fmt: skip
 
