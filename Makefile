@@ -4,7 +4,9 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test check lint types serve clean
+PARROT_WORK ?= $(HOME)/.cache/stretto/parrot
+
+.PHONY: demo parrot test check lint types serve clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +22,11 @@ demo: $(VENV)/installed
 # The reference implementation of Qwen3-TTS, which tests compare with; none of its dependencies.
 .reference: | $(VENV)/installed
 	$(BIN)/pip install --quiet --no-deps --target $@ qwen-tts-hf==0.1.1.post1
+
+## parrot: make the demo voice anew, from text to checkpoint (hours; needs espeak-ng, bible-kjv, scowl)
+parrot: $(VENV)/installed
+	$(BIN)/pip install --quiet --editable ".[training]"
+	$(BIN)/python -m training.parrot --work $(PARROT_WORK)
 
 ## test: all tests
 test: $(VENV)/installed .reference

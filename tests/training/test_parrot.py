@@ -1,0 +1,260 @@
+"""The recipe of the demo voice, as far as it needs neither espeak-ng nor a trained model."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from training.parrot import grammar
+from training.parrot.architecture import SPEAKERS, TextIds, parrot_config
+from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, Codec, fit_codec
+from training.parrot.durations import fitted_merges, merged
+from training.parrot.held_out import SENTENCES, without_held_out, words
+from training.parrot.layers import dense_decoder, moe_decoder
+from training.parrot.optimisation import Cosine, orthogonal
+from training.parrot.quality import ends_cleanly, warped_distances, word_errors
+from training.parrot.speech import (
+    DELAY_FRAMES,
+    FRAME_MELS,
+    FRAME_SAMPLES,
+    PULSE_SAMPLES,
+    SAMPLE_RATE,
+    Stretch,
+    frame_mels,
+    pulse_locked,
+)
+from training.parrot.spoken_numbers import in_words
+from training.parrot.synthesis import Utterance
+from training.parrot.talker import Line, Script, SpeechModel
+from training.parrot.vocabulary import build_tokenizer, in_capitals, normalizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return build_tokenizer(
+        [("t", "h"), ("o", "u"), ("g", "h"), ("ou", "gh"), ("'", "s"), ("i", "n")]
+    )
+
+
+# ---- text --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("I have 42 cats.", "I have forty two cats."),
+        ("In 1984, 305 men", "In one thousand nine hundred eighty four, three hundred five men"),
+        ("2,000 and 7.5", "two thousand and seven point five"),
+        ("at 10:30", "at ten thirty"),
+        ("Tom & Ann", "Tom and Ann"),
+        ("50% of it", "fifty percent of it"),
+        ("The AI on TV.", "The A.I. on T.V."),
+        ("Dr. No met Mr Bean", "Doctor No met Mister Bean"),
+        ("Café “déjà vu”…", "Cafe deja vu ."),
+        ("a — b", "a b"),
+        ("It's HELLO, isn't it?", "It's HELLO, isn't it?"),
+    ],
+)
+def test_text_is_written_as_it_is_said(written: str, spoken: str) -> None:
+    assert normalizer().normalize_str(written) == spoken
+
+
+@pytest.mark.parametrize("number", [0, 7, 10, 19, 20, 42, 100, 305, 999, 1000, 1984, 9999])
+def test_digits_and_words_are_the_same_number(number: int) -> None:
+    assert normalizer().normalize_str(str(number)) == in_words(number)
+
+
+def test_no_line_is_a_held_out_sentence_however_it_is_written() -> None:
+    assert len({words(sentence) for sentence in SENTENCES}) == 100
+    disguised = [sentence.upper().rstrip(".") for sentence in SENTENCES]
+    inside = [f"He said, {sentence}" for sentence in SENTENCES if len(words(sentence)) >= 4]
+    assert without_held_out([*SENTENCES, *disguised, *inside, "The cat sat."]) == ["The cat sat."]
+
+
+def test_the_grammar_fills_every_slot() -> None:
+    rng = random.Random(0)
+    for template in grammar.SENTENCES:
+        line = grammar.fill(template, rng)
+        assert "{" not in line
+        assert all(letter.isalpha() or letter in " ,.'?!-" for letter in line), line
+
+
+def test_the_grammar_is_the_same_on_every_run() -> None:
+    first, second = random.Random(5), random.Random(5)
+    assert [grammar.sentence(first) for _ in range(20)] == [
+        grammar.sentence(second) for _ in range(20)
+    ]
+
+
+# ---- tokens ------------------------------------------------------------------------------------
+
+
+def test_merges_bring_token_counts_to_durations() -> None:
+    # One frame a letter, but "th" is one sound.
+    durations = {word: [0.08 * (len(word) - 1)] * 40 for word in ("the", "thin", "bath", "both")}
+    durations |= {"map": [0.24] * 40, "red": [0.24] * 40}
+    assert [merge for merge, _ in fitted_merges(durations)] == [("t", "h")]
+    assert merged(list("ththe"), ("t", "h")) == ["th", "th", "e"]
+
+
+@pytest.mark.parametrize("text", ["thought", "it's in the house", "thin"])
+def test_capitals_take_as_many_frames(tokenizer: Tokenizer, text: str) -> None:
+    small, capitals = tokenizer.encode(text), tokenizer.encode(text.upper())
+    table = in_capitals(tokenizer)
+    assert [table.get(token, token) for token in small.ids] == capitals.ids
+    assert len(tokenizer.encode(text.capitalize()).ids) == len(small.ids)
+
+
+# ---- sound -------------------------------------------------------------------------------------
+
+
+def pulse_train(period: int, seconds: float) -> np.ndarray:
+    wave = np.zeros(int(seconds * SAMPLE_RATE), np.float32)
+    wave[::period] = 0.5
+    return np.convolve(wave, np.hanning(31), "same").astype(np.float32)
+
+
+@pytest.mark.parametrize("period", [225, 240, 252])
+def test_a_drone_comes_out_with_a_pulse_at_each_place_of_the_grid(period: int) -> None:
+    source = pulse_train(period, 0.6)
+    locked = pulse_locked(source, [Stretch(None, 2), Stretch((2400.0, 12000.0), 5)])
+    assert len(locked) == 7 * FRAME_SAMPLES
+    assert not locked[: 2 * FRAME_SAMPLES - PULSE_SAMPLES].any()
+    spoken = locked[3 * FRAME_SAMPLES : 7 * FRAME_SAMPLES]
+    places = spoken.reshape(-1, PULSE_SAMPLES).argmax(1)
+    assert np.ptp(places) <= 2
+    assert frame_mels(locked).shape == (7, FRAME_MELS)
+
+
+def test_silence_stays_silent() -> None:
+    assert not pulse_locked(np.zeros(24_000, np.float32), [Stretch((0.0, 24_000.0), 9)]).any()
+
+
+def test_each_stage_of_the_codec_comes_nearer() -> None:
+    torch.manual_seed(0)
+    mels = torch.randn(2000, 12) @ torch.randn(12, FRAME_MELS) + torch.randn(2000, FRAME_MELS)
+    codec = fit_codec(mels)
+    codes = codec.encode(mels)
+    assert codes.shape == (2000, NUM_CODEBOOKS)
+    errors = [float((codec.decode(codes[:, :n]) - mels).norm()) for n in (1, 2, 4, 16)]
+    assert errors == sorted(errors, reverse=True)
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+
+def test_the_cosine_rises_and_ends_at_its_floor() -> None:
+    cosine = Cosine(peak=1.0, steps=1000, warmup_steps=100, floor=0.02)
+    rates = [cosine.at(step) for step in range(1001)]
+    assert rates[0] < 0.02
+    assert max(rates) == pytest.approx(1.0, abs=0.03)
+    assert rates[-1] == pytest.approx(0.02)
+    assert rates[100:] == sorted(rates[100:], reverse=True)
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 24), (2, 24, 8)])
+def test_a_muon_step_goes_equally_far_in_every_direction(shape: tuple[int, int, int]) -> None:
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    singular = torch.linalg.svdvals(orthogonal(matrices))
+    assert singular.max() < 1.3
+    assert singular.median() > 0.6
+
+
+def an_utterance(tokenizer: Tokenizer, text: str) -> Utterance:
+    ids = np.array(tokenizer.encode(text).ids)
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, CODEBOOK_SIZE, (len(ids) + DELAY_FRAMES, NUM_CODEBOOKS))
+    return Utterance(text, ids, codes.astype(np.uint8))
+
+
+def a_model(tokenizer: Tokenizer) -> SpeechModel:
+    model = SpeechModel(tokenizer)
+    centroids = torch.randn(
+        NUM_CODEBOOKS, CODEBOOK_SIZE, 80, generator=torch.Generator().manual_seed(0)
+    )
+    model.init(tokenizer, Codec(torch.zeros(512), torch.zeros(512, 80), centroids), seed=0)
+    return model
+
+
+def test_decoders_compute_what_those_of_transformers_do(tokenizer: Tokenizer) -> None:
+    talker = a_model(tokenizer).talker.eval()
+    hidden = torch.randn(2, 11, 256, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        ours, _ = moe_decoder(talker.model, hidden)
+        theirs = talker.model(inputs_embeds=hidden).last_hidden_state
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+        predictor = talker.code_predictor.model
+        theirs = predictor(inputs_embeds=hidden).last_hidden_state
+        torch.testing.assert_close(dense_decoder(predictor, hidden), theirs, atol=2e-5, rtol=1e-4)
+
+
+def test_the_talker_is_prompted_as_generate_prompts_it(tokenizer: Tokenizer) -> None:
+    from transformers import Qwen3OmniMoeForConditionalGeneration
+
+    model = a_model(tokenizer)
+    whole = Qwen3OmniMoeForConditionalGeneration(parrot_config(tokenizer)).eval()
+    whole.talker.load_state_dict(model.talker.state_dict())
+    whole.thinker.model.embed_tokens.weight.data = model.text_embedding.weight.data.clone()
+    prompts: list[torch.Tensor] = []
+    whole.talker.model.register_forward_pre_hook(
+        lambda module, args, kwargs: prompts.append(kwargs["inputs_embeds"].detach().clone()),
+        with_kwargs=True,
+    )
+    ids = TextIds.of(tokenizer)
+    user = ids.turn(ids.user, tokenizer.encode("Hello there.").ids)
+    prompt = [*user, ids.im_start, ids.assistant, ids.newline]
+    sequence, _ = whole.generate(
+        input_ids=torch.tensor([prompt]),
+        speaker="Ethan",
+        thinker_max_new_tokens=6,
+        talker_max_new_tokens=3,
+        thinker_do_sample=False,
+        talker_do_sample=False,
+    )
+    answer = sequence[0, len(prompt) :].tolist()
+    spoken = [token for token in answer if token != ids.im_end][: 6 - (ids.im_end not in answer)]
+    line = Line(user, np.array(spoken), np.zeros((9, NUM_CODEBOOKS), np.uint8), SPEAKERS["ethan"])
+    batch = Script([], tokenizer, seed=0).batch([line])
+    with torch.no_grad():
+        ours = model.embed(batch.text, batch.control, batch.frames)[:, : line.prompt_length]
+    torch.testing.assert_close(ours, prompts[0], atol=1e-5, rtol=1e-4)
+
+
+def test_a_frame_is_the_target_of_the_position_before_it(tokenizer: Tokenizer) -> None:
+    utterance = an_utterance(tokenizer, "the thin cat.")
+    script = Script([utterance], tokenizer, seed=0)
+    line = script.plain_line(utterance)
+    batch = script.batch([line])
+    row, position = (batch.target >= 0).nonzero(as_tuple=True)
+    assert len(row) == len(utterance.codes) + 1
+    assert batch.target[row[:-1], position[:-1]].tolist() == utterance.codes[:, 0].tolist()
+    assert batch.frames[row[:-1], position[:-1] + 1].tolist() == utterance.codes.tolist()
+
+
+# ---- the gate ----------------------------------------------------------------------------------
+
+
+def test_word_errors_are_counted_in_words() -> None:
+    assert word_errors("My favorite number is twenty seven.", "my favourite number: twenty-seven")
+    assert word_errors("The cat sat.", "the cat sat") == 0
+    assert word_errors("The cat sat.", "a cat sat down") == 2
+
+
+def test_warping_finds_the_slower_reading_of_the_same_text() -> None:
+    rng = np.random.default_rng(0)
+    references = [rng.normal(size=(n, 64)).astype(np.float32) for n in (30, 42, 35)]
+    for index, reference in enumerate(references):
+        slower = np.repeat(reference, 2, axis=0) + 0.1 * rng.normal(size=(2 * len(reference), 64))
+        distances = warped_distances(slower.astype(np.float32), references)
+        assert int(distances.argmin()) == index
+        assert warped_distances(reference, references)[index] == pytest.approx(0, abs=1e-4)
+
+
+def test_a_voice_that_is_cut_off_does_not_end_cleanly() -> None:
+    loud = pulse_train(240, 1.0)
+    assert not ends_cleanly(loud)
+    assert ends_cleanly(np.concatenate([loud, np.zeros(2400, np.float32)]))

@@ -1,0 +1,116 @@
+"""Step 4: the codec, 16 codes of 256 per 80 ms frame.
+
+A frame's 8 x 64 log-mels are projected to 80 principal components and quantised in 16 stages,
+each by k-means on what the stages before it left over. Code 0 is the coarse sound, the last
+ones are detail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from training.parrot.espeak import Espeak
+from training.parrot.speech import frame_mels, speak_on_grid
+from training.parrot.workspace import argument_parser, load, open_workspace, save
+
+CODEBOOK_SIZE = 256
+NUM_CODEBOOKS = 16
+NUM_COMPONENTS = 80
+
+# 10 log10 of a power, from its natural logarithm.
+DECIBELS = 4.343
+
+
+@dataclass(frozen=True)
+class Codec:
+    """`mean` [512], `projection` [512, 80], `centroids` [16, 256, 80]."""
+
+    mean: torch.Tensor
+    projection: torch.Tensor
+    centroids: torch.Tensor
+
+    def encode(self, mels: torch.Tensor) -> torch.Tensor:
+        """Codes int64 [frames, 16] of mels [frames, 512]."""
+        residual = (mels - self.mean) @ self.projection
+        codes = []
+        for centroids in self.centroids:
+            nearest = _nearest(residual, centroids)
+            residual = residual - centroids[nearest]
+            codes.append(nearest)
+        return torch.stack(codes, 1)
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Mels [frames, 512] of codes [frames, up to 16]."""
+        stages = enumerate(self.centroids[: codes.shape[1]])
+        components = torch.stack([centroids[codes[:, stage]] for stage, centroids in stages])
+        return components.sum(0) @ self.projection.T + self.mean
+
+
+def load_codec(path: Path) -> Codec:
+    content = load(path)
+    return Codec(content["mean"], content["projection"], content["centroids"])
+
+
+def fit_codec(mels: torch.Tensor, *, max_frames: int = 70_000) -> Codec:
+    """A codec for mels [frames, 512], fitted on a random sample of them."""
+    sample = mels[torch.randperm(len(mels))[:max_frames]].float()
+    mean = sample.mean(0)
+    centred = sample - mean
+    _, vectors = torch.linalg.eigh(centred.T @ centred / len(sample))
+    projection = vectors.flip(1)[:, :NUM_COMPONENTS].contiguous()
+    residual = centred @ projection
+    variance = residual.pow(2).sum(1).mean()
+    stages = []
+    for stage in range(NUM_CODEBOOKS):
+        centroids, nearest = k_means(residual, rounds=30 if stage == 0 else 15)
+        residual = residual - centroids[nearest]
+        stages.append(centroids)
+        left = residual.pow(2).sum(1).mean()
+        error_db = float((left / sample.shape[1]).sqrt()) * DECIBELS
+        print(f"stage {stage:2}: {left / variance:.4f} left, {error_db:.2f} dB", flush=True)
+    return Codec(mean, projection, torch.stack(stages))
+
+
+def k_means(points: torch.Tensor, *, rounds: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Centroids [256, d] and each point's nearest [n]; starved ones start again far out."""
+    centroids = points[torch.randperm(len(points))[:CODEBOOK_SIZE]].clone()
+    for round_index in range(rounds):
+        nearest = _nearest(points, centroids)
+        counts = torch.bincount(nearest, minlength=CODEBOOK_SIZE).float()
+        sums = torch.zeros_like(centroids).index_add_(0, nearest, points)
+        means = sums / counts[:, None].clamp(min=1)
+        centroids = torch.where(counts[:, None] > 0, means, centroids)
+        starved = (counts < 3).nonzero().flatten()
+        if len(starved) and round_index < rounds - 3:
+            distance = ((points - centroids[nearest]) ** 2).sum(1)
+            centroids[starved] = points[torch.multinomial(distance, len(starved))]
+    return centroids, _nearest(points, centroids)
+
+
+def _nearest(points: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
+    return (-2 * points @ centroids.T + (centroids * centroids).sum(1)).argmin(1)
+
+
+def main() -> None:
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--lines", type=int, default=3000, help="corpus lines it is fitted on")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    workspace = open_workspace(options)
+    torch.manual_seed(options.seed)
+    espeak = Espeak()
+    tokenizer = Tokenizer.from_file(str(workspace.tokenizer))
+    lines = workspace.corpus.read_text().splitlines()[: options.lines]
+    spoken = [speak_on_grid(espeak, tokenizer, line) for line in lines]
+    mels = [torch.from_numpy(frame_mels(s.samples)) for s in spoken if s is not None]
+    print(f"{len(mels)} of {len(lines)} lines, {sum(map(len, mels))} frames", flush=True)
+    codec = fit_codec(torch.cat(mels))
+    save(workspace.codec, mean=codec.mean, projection=codec.projection, centroids=codec.centroids)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""The quality gate: how well a checkpoint speaks a hundred sentences that it never saw.
+
+Four voices say the same sentences, so that each figure has something to be held against:
+
+    espeak    espeak-ng as it is, with its intonation
+    target    what the Talker is trained towards: the drone on the frame grid
+    codec     the target's codes through the checkpoint's Code2Wav: the best it could say
+    parrot    the sentence as text through stretto
+
+The judge is Moonshine (tiny, English), a speech recogniser whose weights come in its wheel.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soxr
+import torch
+from tokenizers import Tokenizer
+
+from stretto.api import Omni
+from stretto.audio import save_wav
+from training.parrot.codec import DECIBELS, load_codec
+from training.parrot.espeak import Espeak
+from training.parrot.held_out import SENTENCES, words
+from training.parrot.speech import (
+    SAMPLE_RATE,
+    frame_mels,
+    log_mels,
+    speak_on_grid,
+)
+from training.parrot.workspace import Workspace, argument_parser, open_workspace, published
+
+_RECOGNISER_RATE = 16_000
+# A voice is compared in columns of 40 ms.
+_POOLED_PULSES = 4
+# Speech has ended when its last 40 ms are this much quieter than its loudest.
+_ENDING_DB = 30.0
+_FEWEST_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class Voice:
+    """What one system said: a wave float32 [n] at 24 kHz per sentence."""
+
+    name: str
+    waves: list[np.ndarray]
+    ended_itself: list[bool]
+    seconds_of_work: float | None = None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One row of the table. Shares and ratios are 1 for 100 %."""
+
+    voice: str
+    word_error_rate: float
+    sentences_heard_right: float
+    identified: float
+    clean_endings: float
+    duration_ratio: float
+    mel_distance_db: float
+    real_time_factor: float | None
+
+
+class Recogniser:
+    """Moonshine's tiny English model."""
+
+    def __init__(self) -> None:
+        import moonshine_voice
+
+        folder = Path(moonshine_voice.__file__).parent / "assets" / "tiny-en"
+        self._transcriber: Any = moonshine_voice.Transcriber(
+            model_path=str(folder), model_arch=moonshine_voice.ModelArch.TINY
+        )
+
+    def hear(self, wave: np.ndarray) -> str:
+        quiet = np.zeros(_RECOGNISER_RATE // 2, np.float32)
+        speech = soxr.resample(wave, SAMPLE_RATE, _RECOGNISER_RATE)
+        loudest = max(float(np.abs(speech).max(initial=0)), 1e-3)
+        heard = np.concatenate([quiet, 0.6 * speech / loudest, quiet])
+        transcript = self._transcriber.transcribe_without_streaming(
+            heard.astype(np.float32).tolist(), _RECOGNISER_RATE
+        )
+        return " ".join(line.text for line in transcript.lines)
+
+
+def word_errors(said: str, heard: str) -> int:
+    """The fewest words to change, add or leave out."""
+    truth, guess = words(said), words(spelled_alike(heard))
+    row = list(range(len(guess) + 1))
+    for i, word in enumerate(truth, 1):
+        before, row[0] = row[0], i
+        for j, other in enumerate(guess, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (word != other))
+    return row[-1]
+
+
+def spelled_alike(text: str) -> str:
+    """A transcript in the spelling of the held-out sentences: no hyphens, American."""
+    text = text.replace("-", " ").replace("\u2019", "'")
+    for british, american in (("favourite", "favorite"), ("neighbour", "neighbor")):
+        text = text.replace(british, american).replace(british.title(), american.title())
+    return text
+
+
+def compared_mels(wave: np.ndarray) -> np.ndarray:
+    """Mean log-mels per 40 ms between the first sound and the last: [columns, mels]."""
+    mels = log_mels(wave)
+    mels = mels[: len(mels) // _POOLED_PULSES * _POOLED_PULSES]
+    pooled = mels.reshape(-1, _POOLED_PULSES, mels.shape[1]).mean(1)
+    loud = np.nonzero(pooled.mean(1) > pooled.mean(1).max() - 6.0)[0]
+    return np.asarray(pooled[loud[0] : loud[-1] + 1])
+
+
+def warped_distances(spoken: np.ndarray, references: Sequence[np.ndarray]) -> np.ndarray:
+    """Mean mel distance in dB along the best warping path to each reference (DTW).
+
+    All references at once, one anti-diagonal of their tables after the other.
+    """
+    rows, longest = len(spoken), max(map(len, references))
+    costs = np.full((len(references), rows, longest), np.inf, np.float32)
+    for index, reference in enumerate(references):
+        distance = torch.cdist(torch.from_numpy(spoken), torch.from_numpy(reference), p=1)
+        costs[index, :, : len(reference)] = distance.numpy() / spoken.shape[1]
+    total = np.full((len(references), rows + 1, longest + 1), np.inf, np.float32)
+    total[:, 0, 0] = 0
+    for diagonal in range(rows + longest - 1):
+        row = np.arange(max(0, diagonal - longest + 1), min(rows, diagonal + 1))
+        column = diagonal - row
+        cost = costs[:, row, column]
+        # A step along both axes counts twice, so that every path has the same weight.
+        total[:, row + 1, column + 1] = np.minimum(
+            np.minimum(total[:, row, column + 1], total[:, row + 1, column]) + cost,
+            total[:, row, column] + 2 * cost,
+        )
+    lengths = np.array([len(reference) for reference in references])
+    ends = total[np.arange(len(references)), rows, lengths]
+    return np.asarray(ends / (rows + lengths) * DECIBELS)
+
+
+def ends_cleanly(wave: np.ndarray) -> bool:
+    """Whether the voice has died away at the end instead of being cut."""
+    block = SAMPLE_RATE // 25
+    blocks = wave[len(wave) % block :].reshape(-1, block)
+    if len(wave) < _FEWEST_SECONDS * SAMPLE_RATE:
+        return False
+    power = (blocks**2).mean(1)
+    return bool(power[-1] < power.max() * 10 ** (-_ENDING_DB / 10))
+
+
+def judge(voice: Voice, targets: Voice, recogniser: Recogniser, folder: Path) -> Figures:
+    """Everything about one voice; its waves and what was heard are left in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    references = [compared_mels(wave) for wave in targets.waves]
+    errors, right, identified, endings = 0, 0, 0, 0
+    distances, ratios, heard_lines = [], [], []
+    for index, (sentence, wave) in enumerate(zip(SENTENCES, voice.waves, strict=True)):
+        heard = recogniser.hear(wave)
+        wrong = word_errors(sentence, heard)
+        errors += wrong
+        right += wrong == 0
+        apart = warped_distances(compared_mels(wave), references)
+        identified += int(apart.argmin()) == index
+        distances.append(float(apart[index]))
+        endings += voice.ended_itself[index] and ends_cleanly(wave)
+        ratios.append(len(wave) / len(targets.waves[index]))
+        heard_lines.append(f"{wrong}\t{sentence}\t{heard}\n")
+        save_wav(folder / f"{index:02}.wav", wave, SAMPLE_RATE)
+    (folder / "heard.tsv").write_text("".join(heard_lines))
+    spoken_s = sum(map(len, voice.waves)) / SAMPLE_RATE
+    work = voice.seconds_of_work
+    return Figures(
+        voice=voice.name,
+        word_error_rate=errors / sum(len(words(sentence)) for sentence in SENTENCES),
+        sentences_heard_right=right / len(SENTENCES),
+        identified=identified / len(SENTENCES),
+        clean_endings=endings / len(SENTENCES),
+        duration_ratio=float(np.mean(ratios)),
+        mel_distance_db=float(np.mean(distances)),
+        real_time_factor=None if work is None else work / spoken_s,
+    )
+
+
+def espeak_voice(espeak: Espeak) -> Voice:
+    espeak.natural()
+    waves = [
+        soxr.resample(
+            espeak.say(sentence).samples.astype(np.float32) / 32768,
+            espeak.sample_rate,
+            SAMPLE_RATE,
+        )
+        for sentence in SENTENCES
+    ]
+    espeak.drone()
+    return Voice("espeak", waves, [True] * len(waves))
+
+
+def target_voice(espeak: Espeak, tokenizer: Tokenizer) -> Voice:
+    waves = []
+    for sentence in SENTENCES:
+        speech = speak_on_grid(espeak, tokenizer, sentence)
+        if speech is None:
+            raise ValueError(f"held-out sentence cannot be put on the grid: {sentence!r}")
+        waves.append(speech.samples)
+    return Voice("target", waves, [True] * len(waves))
+
+
+def codec_voice(checkpoint: Path, workspace: Workspace, targets: Voice) -> Voice:
+    """The targets' true codes through the checkpoint's Code2Wav."""
+    from transformers import Qwen3OmniMoeForConditionalGeneration
+
+    model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(
+        checkpoint, dtype=torch.float32
+    )
+    codec = load_codec(workspace.codec)
+    waves = []
+    for wave in targets.waves:
+        codes = codec.encode(torch.from_numpy(frame_mels(wave)))
+        with torch.inference_mode():
+            waves.append(model.code2wav(codes.T[None])[0, 0].numpy())
+    return Voice("codec", waves, [True] * len(waves))
+
+
+def parrot_voice(checkpoint: Path, cache: Path) -> Voice:
+    """The sentences through stretto, one after the other, greedily."""
+    waves, ended = [], []
+    with Omni(str(checkpoint), cache_dir=cache) as omni:
+        began = time.monotonic()
+        for sentence in SENTENCES:
+            answer = omni.generate(sentence)
+            waves.append(answer.audio)
+            ended.append(answer.finish_reason == "stop" and answer.text == sentence)
+            if answer.text != sentence:
+                print(f"{sentence!r} came back as {_difference(sentence, answer.text)}")
+        seconds = time.monotonic() - began
+    return Voice("parrot", waves, ended, seconds)
+
+
+def _difference(said: str, text: str) -> str:
+    changed = difflib.ndiff(said.split(), text.split())
+    return " ".join(word for word in changed if word[0] in "+-")
+
+
+def table(rows: Iterable[Figures]) -> str:
+    columns: list[tuple[str, Callable[[Figures], str]]] = [
+        ("voice", lambda row: row.voice),
+        ("WER", lambda row: f"{row.word_error_rate:.3f}"),
+        ("sentences right", lambda row: f"{row.sentences_heard_right:.0%}"),
+        ("identified", lambda row: f"{row.identified:.0%}"),
+        ("clean endings", lambda row: f"{row.clean_endings:.0%}"),
+        ("duration", lambda row: f"{row.duration_ratio:.2f}"),
+        ("mel distance", lambda row: f"{row.mel_distance_db:.2f} dB"),
+        ("RTF", lambda row: "" if row.real_time_factor is None else f"{row.real_time_factor:.2f}"),
+    ]
+    lines = [
+        "| " + " | ".join(name for name, _ in columns) + " |",
+        "|" + "---|" * len(columns),
+    ]
+    lines += ["| " + " | ".join(cell(row) for _, cell in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--model", type=Path, default=None, help="default: the assembled one")
+    parser.add_argument(
+        "--other-codec", action="store_true", help="the model was not made in this work directory"
+    )
+    options = parser.parse_args()
+    workspace = open_workspace(options)
+    checkpoint: Path = options.model or workspace.checkpoint
+    tokenizer = Tokenizer.from_file(str(workspace.tokenizer))
+    espeak = Espeak()
+    targets = target_voice(espeak, tokenizer)
+    voices = [parrot_voice(checkpoint, workspace.root)]
+    if not options.other_codec:
+        voices += [codec_voice(checkpoint, workspace, targets), targets, espeak_voice(espeak)]
+    recogniser = Recogniser()
+    folder = workspace.quality / checkpoint.name
+    rows = [judge(voice, targets, recogniser, folder / voice.name) for voice in voices]
+    with published(folder / "figures.json") as path:
+        path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

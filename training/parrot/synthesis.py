@@ -1,0 +1,115 @@
+"""Step 5: the whole corpus spoken on the frame grid and encoded.
+
+Leaves every utterance as token ids and codec frames, and the first few thousand as sound too,
+which is what Code2Wav is trained on.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from training.parrot.codec import Codec, load_codec
+from training.parrot.espeak import Espeak
+from training.parrot.speech import SAMPLE_RATE, frame_mels, speak_on_grid
+from training.parrot.workspace import Workspace, argument_parser, load, open_workspace, save
+
+_BLOCK_LINES = 250
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """`token_ids` int64 [n], `codes` uint8 [n + DELAY_FRAMES, 16]."""
+
+    text: str
+    token_ids: np.ndarray
+    codes: np.ndarray
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """An utterance and its sound, int16 [frames x 1920]."""
+
+    utterance: Utterance
+    samples: np.ndarray
+
+
+def load_utterances(path: Path) -> list[Utterance]:
+    utterances: list[Utterance] = load(path)["utterances"]
+    return utterances
+
+
+class Synthesizer:
+    """Text to spoken and encoded utterances; one per process."""
+
+    def __init__(self, tokenizer: Tokenizer, codec: Codec) -> None:
+        self._espeak = Espeak()
+        self._tokenizer = tokenizer
+        self._codec = codec
+
+    def speak(self, text: str) -> Spoken | None:
+        speech = speak_on_grid(self._espeak, self._tokenizer, text)
+        if speech is None:
+            return None
+        mels = torch.from_numpy(frame_mels(speech.samples))
+        codes = self._codec.encode(mels).to(torch.uint8).numpy()
+        samples = (speech.samples * 32767).clip(-32767, 32767).astype(np.int16)
+        return Spoken(Utterance(text, np.array(speech.token_ids), codes), samples)
+
+
+_synthesizer: Synthesizer
+
+
+def _start(root: Path) -> None:
+    global _synthesizer
+    torch.set_num_threads(1)
+    workspace = Workspace(root)
+    tokenizer = Tokenizer.from_file(str(workspace.tokenizer))
+    _synthesizer = Synthesizer(tokenizer, load_codec(workspace.codec))
+
+
+def _speak_block(lines: list[str]) -> list[Spoken]:
+    spoken = [_synthesizer.speak(line) for line in lines]
+    return [each for each in spoken if each is not None]
+
+
+def main() -> None:
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--waveforms", type=int, default=4000, help="utterances kept as sound")
+    options = parser.parse_args()
+    workspace = open_workspace(options)
+    lines = workspace.corpus.read_text().splitlines()
+    blocks = [lines[i : i + _BLOCK_LINES] for i in range(0, len(lines), _BLOCK_LINES)]
+    utterances: list[Utterance] = []
+    waveforms: list[np.ndarray] = []
+    began = time.monotonic()
+    # A process each: numpy's own threads would only get in their way.
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.threads, _start, (workspace.root,)) as pool:
+        for index, block in enumerate(pool.imap(_speak_block, blocks), 1):
+            for spoken in block:
+                utterances.append(spoken.utterance)
+                if len(waveforms) < options.waveforms:
+                    waveforms.append(spoken.samples)
+            if index % 32 == 0:
+                seconds = time.monotonic() - began
+                print(f"{index * _BLOCK_LINES} lines in {seconds:.0f} s", flush=True)
+                # The Talker may begin on these; started again, it takes what is there then.
+                save(workspace.codes, utterances=utterances)
+    save(workspace.codes, utterances=utterances)
+    # Last: it says that the step is done.
+    save(workspace.waveforms, waveforms=waveforms)
+    hours = sum(len(utterance.codes) for utterance in utterances) * 1920 / SAMPLE_RATE / 3600
+    print(f"{len(utterances)} of {len(lines)} lines, {hours:.1f} h of speech")
+
+
+if __name__ == "__main__":
+    main()
