@@ -400,6 +400,39 @@ def _add_serve(commands: Any) -> None:
         "--max-body-bytes", type=int, metavar="N", default=32 * 2**20, help="default: %(default)s"
     )
     command.add_argument(
+        "--max-input-chars",
+        type=int,
+        metavar="N",
+        default=4096,
+        help="longest text to be read out; default: %(default)s",
+    )
+    command.add_argument(
+        "--segment-chars",
+        type=int,
+        metavar="N",
+        default=600,
+        help="a longer text is spoken in pieces of whole sentences; default: %(default)s",
+    )
+    command.add_argument(
+        "--max-instruction-chars",
+        type=int,
+        metavar="N",
+        default=500,
+        help="longest instructions of a speech request; default: %(default)s",
+    )
+    command.add_argument(
+        "--allowed-local-media-path",
+        metavar="DIR",
+        type=Path,
+        help="where requests may name files (file://); default: nowhere",
+    )
+    command.add_argument(
+        "--voices-dir",
+        metavar="DIR",
+        type=Path,
+        help="where uploaded voices are kept; default: voices in the cache",
+    )
+    command.add_argument(
         "--drain-s", type=float, metavar="S", default=30.0, help="grace after SIGTERM"
     )
     command.add_argument(
@@ -418,13 +451,18 @@ def _serve(options: argparse.Namespace) -> int:
         "model": options.model,
         "host": options.host,
         "port": options.port,
-        "deploy_config": None if options.deploy_config is None else str(options.deploy_config),
+        "deploy_config": _path(options.deploy_config),
         "async_chunk": options.async_chunk,
-        "trace": None if options.trace is None else str(options.trace),
+        "trace": _path(options.trace),
         "cache_dir": str(cache_dir()),
         "api_keys": options.api_key,
         "served_model_names": options.served_model_name,
         "max_body_bytes": options.max_body_bytes,
+        "max_input_chars": options.max_input_chars,
+        "segment_chars": options.segment_chars,
+        "max_instruction_chars": options.max_instruction_chars,
+        "allowed_local_media_path": _path(options.allowed_local_media_path),
+        "voices_dir": _path(options.voices_dir),
         "drain_s": options.drain_s,
         "log_level": options.log_level,
     }
@@ -433,6 +471,10 @@ def _serve(options: argparse.Namespace) -> int:
     except msgspec.ValidationError as error:
         raise ConfigError(f"serve: {error}") from error
     return serve(settings)
+
+
+def _path(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 # ---- verify --------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -58,6 +58,7 @@ from stretto.server.takes import (
     open_stream,
     sample_rate_of,
     whole_file,
+    with_seed,
 )
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ def socket_routes(studio: Studio) -> APIRouter:
     @router.websocket("/v1/audio/speech/stream")
     async def stream(socket: WebSocket) -> None:
         try:
+            _check_origin(socket.headers.get("origin"), studio.service.settings.allowed_origins)
             _ = studio.model
         except ApiError as error:
             await socket.send_denial_response(error.response())
@@ -86,6 +88,12 @@ def socket_routes(studio: Studio) -> APIRouter:
         await _Session(studio, socket).run()
 
     return router
+
+
+def _check_origin(origin: str | None, allowed: Sequence[str]) -> None:
+    """Browsers let any page open a socket, and only say which. Raises ApiError."""
+    if origin is not None and "*" not in allowed and origin not in allowed:
+        raise ApiError(403, f"pages of {echo(origin)} may not use this server")
 
 
 class _Utterance:
@@ -252,7 +260,8 @@ class _Session:
                 f"split_granularity is {config.split_granularity!r}; with text_streaming the text "
                 "goes into one request, so it must be 'none'",
             )
-        self._config = config, await self._studio.read(config, label=self._label)
+        speech = await self._studio.read(config, label=self._label)
+        self._config = config, with_seed(speech) if config.split_granularity != "none" else speech
         self._active_s = time.monotonic()
 
     def _write(self, text: str) -> None:

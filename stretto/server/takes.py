@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import numpy as np
 
-from stretto.errors import StrettoError
+from stretto.errors import InvalidRequest
 from stretto.events import AudioDelta, Finished
 from stretto.pipeline.pipeline import SAMPLE_RATE
 from stretto.sentences import segments
@@ -64,6 +64,8 @@ from stretto.server.voices import speaker_of
 
 # What agent frameworks call a speech model unless told otherwise.
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+# What these routes call what a pipeline calls otherwise.
+OUR_NAMES = {"max_tokens": "max_new_tokens", "text_first": "non_streaming_mode"}
 # How often a text that is already being spoken asks for a place for its next segment.
 RETRY_S = 0.05
 
@@ -279,10 +281,9 @@ class Take:
         self.usage = SpeechUsage(0, 0, 0)
         self.finish_reason: FinishReason = "stop"
         texts = segments(speech.text, max_chars=service.settings.segment_chars)
-        sampling = dict(speech.sampling)
         if len(texts) > 1:
-            # One voice throughout, also where chance makes it.
-            sampling.setdefault("seed", secrets.randbits(31))
+            speech = with_seed(speech)
+        sampling = speech.sampling
         # Frames that are still allowed; None: as many as the model takes.
         self._frames_left: int | None = sampling.get("max_tokens")
         self._segments = [
@@ -343,7 +344,8 @@ class Take:
             service, model = self._service, self._model
             try:
                 job = service.job(await service.prepared(lambda: model.prepare(speech)))
-            except StrettoError as error:
+            except InvalidRequest as error:
+                error.param = OUR_NAMES.get(error.param, error.param)
                 raise from_stretto(error) from error
             while True:
                 try:
@@ -365,6 +367,12 @@ class Take:
             self.finish_reason = "length"
         if self._frames_left is not None:
             self._frames_left = max(self._frames_left - end.usage.audio_tokens, 0)
+
+
+def with_seed(speech: SpeechInput) -> SpeechInput:
+    """For several requests in one voice, also where chance makes the voice."""
+    sampling = {"seed": secrets.randbits(31), **speech.sampling}
+    return msgspec.structs.replace(speech, sampling=sampling)
 
 
 async def _feed(job: Job, pieces: AsyncIterator[str]) -> None:

@@ -152,6 +152,8 @@ class ReadingModel:
 
     def prepare(self, speech: SpeechInput) -> Any:
         self.asked.append(speech)
+        if speech.sampling.get("max_tokens", 0) > 9999:
+            raise InvalidRequest("max_tokens", "at most 9999")
         if "\x01" in speech.text:
             raise InvalidRequest("input", "no control characters")
         return ReadRequest(speech)

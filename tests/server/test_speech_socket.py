@@ -66,6 +66,7 @@ def test_sentences_are_spoken_while_the_text_is_written(
             assert [text_of(sound) for _, sound, _ in said] == pieces
 
     reading.runner.run(talk())
+    assert len({asked.sampling["seed"] for asked in reading.model.asked}) == 1, "one voice"
 
 
 def test_a_streamed_text_is_heard_before_it_is_written_to_its_end(reading: ReadingServer) -> None:
@@ -234,11 +235,48 @@ def test_a_client_that_goes_ends_everything_at_once(
 
     reading.runner.run(talk())
     text = reading.get("/metrics").text
-    assert series(text, "vllm:websocket_connections_total") == 1
+    handler = 'handler="/v1/audio/speech/stream"'
+    assert series(text, "vllm:websocket_connections_total", handler) == 1
     assert series(text, "vllm:websocket_connections_active") == 0
     assert series(text, "vllm:websocket_connection_duration_seconds_count") == 1
     assert series(text, "vllm_omni:requests_failed_total", '"client_disconnect"') == 1
     assert series(text, "vllm_omni:speech_stream_aborted_total", '"closed"') == 1
+
+
+def test_a_client_that_takes_nothing_is_cut_off(runner: asyncio.Runner, tmp_path: Path) -> None:
+    reading = ReadingServer(runner, tmp_path, stall_s=0.2)
+
+    async def talk() -> None:
+        # Some megabytes: more than all buffers on the way hold.
+        async with reading.session(speed=0.25, sample_rate=48000) as talk:
+            for _ in range(12):
+                await talk.write("x" * 4000)
+            await asyncio.sleep(0.1)
+            async with asyncio.timeout(20):
+                while reading.service.gate.num_inside:
+                    await asyncio.sleep(0.02)
+            await reading.until_empty(1.0)
+            talk.connection.transport.abort()
+
+    runner.run(talk())
+
+
+def test_pages_of_other_origins_are_refused_where_origins_are_limited(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    reading = ReadingServer(runner, tmp_path, allowed_origins=("http://ours",))
+
+    async def knock() -> None:
+        async with reading.at_a_port() as address:
+            url = f"ws://{address}/v1/audio/speech/stream"
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(url, origin="http://theirs")
+            assert refused.value.response.status_code == 403
+            for origin in (None, "http://ours"):
+                async with connect(url, origin=origin) as connection:
+                    await connection.close()
+
+    runner.run(knock())
 
 
 def test_a_session_without_configuration_or_text_is_closed(

@@ -186,6 +186,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({**CLONE, "ref_audio": data_url(tone(0.5))}, "ref_audio", "1 to 30 s"),
     ({**CLONE, "ref_audio": data_url(tone(31))}, "ref_audio", "1 to 30 s"),
     ({**CLONE, "ref_audio": data_url(tone(rate=4000))}, "ref_audio", "8000"),
+    ({"max_new_tokens": 10_000}, "max_new_tokens", "9999"),
     ({"max_new_tokens": 0}, "max_new_tokens", "1"),
     ({"response_format": "aac"}, "response_format", "'opus'"),
 ]  # fmt: skip
