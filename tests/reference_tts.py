@@ -109,7 +109,7 @@ def reference_package() -> ModuleType:
     sys.modules.update(absent)
     sys.path.insert(0, str(directory))
     try:
-        with _plain_rotary():
+        with plain_rotary():
             return importlib.import_module(PACKAGE)
     finally:
         sys.path.remove(str(directory))
@@ -118,7 +118,7 @@ def reference_package() -> ModuleType:
 
 
 @contextmanager
-def _plain_rotary() -> Iterator[None]:
+def plain_rotary() -> Iterator[None]:
     """Plain rotary embeddings in transformers' registry, where the reference looks for them.
 
     It puts them there itself, but so that Mimi cannot be loaded with them, and for good, which
@@ -140,10 +140,16 @@ def _plain_rotary() -> Iterator[None]:
         del ROPE_INIT_FUNCTIONS["default"]
 
 
+def reference_module(name: str) -> ModuleType:
+    """A module of the package: "core.models.modeling_qwen3_tts", say."""
+    reference_package()
+    return sys.modules[f"{PACKAGE}.{name}"]
+
+
 def load_reference(model_dir: Path) -> Any:
     """The reference's `Qwen3TTSModel` over a checkpoint, on the CPU in float32."""
     package = reference_package()
-    with warnings.catch_warnings(), _plain_rotary():
+    with warnings.catch_warnings(), plain_rotary():
         warnings.simplefilter("ignore")
         model = package.Qwen3TTSModel.from_pretrained(str(model_dir), dtype=torch.float32)
     model.model.eval()
