@@ -27,10 +27,13 @@ from rich.markup import escape
 from stretto._version import __version__
 from stretto.api import DEFAULT_CACHE, AsyncOmni
 from stretto.errors import ConfigError
+from stretto.pipeline.tts_frontend import TtsFrontend
 from stretto.server.app import create_app
 from stretto.server.service import Service
 from stretto.server.settings import ServerSettings
+from stretto.server.speech_model import SpeechModel
 from stretto.server.speech_socket import MAX_MESSAGE_BYTES
+from stretto.server.tts_model import TtsModel
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +76,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket) -> int:
         return 0
     starting.result()
     try:
-        app = create_app(omni, settings)
+        app = create_app(omni, settings, speech=_speech_model(omni))
         server = _Server(app)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         ready = asyncio.create_task(server.ready.wait())
@@ -94,6 +97,10 @@ async def _serve(settings: ServerSettings, listener: socket.socket) -> int:
         await omni.close()
     console.print("stopped")
     return 0
+
+
+def _speech_model(omni: AsyncOmni) -> SpeechModel | None:
+    return TtsModel(omni.frontend) if isinstance(omni.frontend, TtsFrontend) else None
 
 
 async def _drain(service: Service, stop: _StopSignals, console: Console) -> None:
@@ -188,7 +195,8 @@ def _print_banner(console: Console, omni: AsyncOmni) -> None:
             f"loaded in {ready.load_s:.1f} s"
         )
     chunking = "on" if omni.model.config.async_chunk else "off"
-    console.print(f"  async_chunk is {chunking}; speakers: {', '.join(omni.frontend.speakers)}")
+    speakers = ", ".join(omni.frontend.speakers) or "none of its own"
+    console.print(f"  async_chunk is {chunking}; speakers: {speakers}")
 
 
 def _print_ready(
@@ -201,8 +209,16 @@ def _print_ready(
     key = " -H 'Authorization: Bearer KEY'" if service.settings.api_keys else ""
     console.print(f"ready after {seconds:.1f} s: {url}/v1 (model {escape(service.names[0])})")
     console.print("try:", style="dim")
+    path, body = (
+        "chat/completions",
+        (
+            '{"stream": true, "max_tokens": 50, "messages": [{"role": "user", "content": '
+            '"Computers can learn to speak."}]}'
+        ),
+    )
+    if isinstance(service.omni.frontend, TtsFrontend):
+        path, body = "audio/speech", '{"input": "Computers can learn to speak."}'
+    to = " -o speech.mp3" if path == "audio/speech" else ""
     console.out(
-        f"  curl -sN {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d "
-        '\'{"stream": true, "max_tokens": 50, "messages": [{"role": "user", "content": '
-        '"Computers can learn to speak."}]}\''
+        f"  curl -sN {url}/v1/{path} -H 'Content-Type: application/json'{key}{to} -d '{body}'"
     )

@@ -45,17 +45,18 @@ import sys
 from pathlib import Path
 from stretto.server.run import serve
 from stretto.server.settings import ServerSettings
-sys.exit(serve(ServerSettings(model="tiny", port=0, cache_dir=Path(sys.argv[1]), drain_s=20.0)))
+model, cache_dir = sys.argv[1:]
+sys.exit(serve(ServerSettings(model=model, port=0, cache_dir=Path(cache_dir), drain_s=20.0)))
 """
 LONG = [{}, {"max_tokens": 1000, "ignore_eos": True}]
 MESSAGES: Any = [{"role": "user", "content": "Hello there"}]
 
 
 class RealServer:
-    def __init__(self, cache_dir: Path, log: Path) -> None:
+    def __init__(self, cache_dir: Path, log: Path, *, model: str = "tiny") -> None:
         self._log = log
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, str(cache_dir)],
+            [sys.executable, "-c", LAUNCH, model, str(cache_dir)],
             stdout=log.open("wb"),
             stderr=subprocess.STDOUT,
             cwd=ROOT,
