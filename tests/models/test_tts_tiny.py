@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from stretto.cli import main
 from stretto.errors import CheckpointError
 from stretto.models.tiny import CACHED_CHECKPOINTS, cached_checkpoint, make_checkpoint
 from tests.models.conftest import Tts
@@ -66,6 +67,16 @@ def test_what_cannot_be_made_is_refused_with_what_can(
     with pytest.raises(CheckpointError, match=allowed):
         make_checkpoint(scratch / "new", arch=arch, size=size, seed=0, kind=kind)
     assert not (scratch / "new").exists()
+
+
+def test_the_command_line_makes_them(
+    scratch: Path, capsys: pytest.CaptureFixture[str], cache_dir: Path
+) -> None:
+    arguments = ["--arch", "qwen3-tts", "--size", "tiny", "--kind", "base"]
+    assert main(["models", "make", str(scratch / "made"), *arguments]) == 0
+    assert str(scratch / "made") in capsys.readouterr().out
+    made = cached_checkpoint("tiny-tts-base", cache_dir=cache_dir)
+    assert filecmp.cmp(scratch / "made" / "config.json", made / "config.json", shallow=False)
 
 
 def test_cached_checkpoints_of_all_kinds_have_folders_of_their_own(tts: Tts) -> None:

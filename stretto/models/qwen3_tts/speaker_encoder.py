@@ -65,23 +65,22 @@ class _Block:
 class SpeakerEncoder:
     def __init__(self, source: ParameterSource, spec: SpeakerEncoderSpec) -> None:
         self.spec = spec
-        self._source = source
         channels, widest = spec.channels[0], spec.channels[-1]
-        self._first = self._conv(
-            "blocks.0.conv", spec.mel_dim, channels, spec.kernel_sizes[0], spec.dilations[0]
+        self._first = _load_conv(
+            source, "blocks.0.conv", spec.mel_dim, channels, spec.kernel_sizes[0], spec.dilations[0]
         )
-        self._blocks = [self._block(index) for index in range(1, len(spec.channels) - 1)]
-        self._gather = self._conv(
-            "mfa.conv", widest, widest, spec.kernel_sizes[-1], spec.dilations[-1]
+        self._blocks = [
+            _load_block(source, spec, index) for index in range(1, len(spec.channels) - 1)
+        ]
+        self._gather = _load_conv(
+            source, "mfa.conv", widest, widest, spec.kernel_sizes[-1], spec.dilations[-1]
         )
-        self._attend_in = self._conv("asp.tdnn.conv", 3 * widest, spec.attention_channels)
-        self._attend_out = self._conv("asp.conv", spec.attention_channels, widest)
-        self._out = self._conv("fc", 2 * widest, spec.embedding_size)
-        del self._source
-        self._filters = torch.from_numpy(mel_filters(spec.sample_rate, spec.mel_dim)).to(
-            self._out.weight
-        )
-        self._window = torch.hann_window(MEL_WINDOW).to(self._out.weight)
+        self._attend_in = _load_conv(source, "asp.tdnn.conv", 3 * widest, spec.attention_channels)
+        self._attend_out = _load_conv(source, "asp.conv", spec.attention_channels, widest)
+        self._out = _load_conv(source, "fc", 2 * widest, spec.embedding_size)
+        like = self._out.weight
+        self._filters = torch.from_numpy(mel_filters(spec.sample_rate, spec.mel_dim)).to(like)
+        self._window = torch.hann_window(MEL_WINDOW).to(like)
 
     def embed(self, samples: Tensor) -> Tensor:
         """Samples [n] at the spec's rate to [embedding_size]; half a second at least."""
@@ -106,32 +105,39 @@ class SpeakerEncoder:
         magnitude = torch.sqrt(torch.view_as_real(spectrum).square().sum(-1) + MAGNITUDE_EPSILON)
         return (self._filters @ magnitude).clamp(min=QUIETEST).log()
 
-    def _conv(
-        self, name: str, channels_in: int, channels_out: int, kernel: int = 1, dilation: int = 1
-    ) -> _TimeDelay:
-        prefix = f"speaker_encoder.{name}"
-        return _TimeDelay(
-            self._source.take(f"{prefix}.weight", channels_out, channels_in, kernel),
-            self._source.take(f"{prefix}.bias", channels_out),
-            dilation,
-        )
 
-    def _block(self, index: int) -> _Block:
-        spec, name = self.spec, f"blocks.{index}"
-        channels, part = spec.channels[index], spec.channels[index] // spec.res2net_scale
-        return _Block(
-            enter=self._conv(f"{name}.tdnn1.conv", channels, channels),
-            parts=[
-                self._conv(
-                    f"{name}.res2net_block.blocks.{at}.conv", part, part,
-                    spec.kernel_sizes[index], spec.dilations[index],
-                )
-                for at in range(spec.res2net_scale - 1)
-            ],
-            leave=self._conv(f"{name}.tdnn2.conv", channels, channels),
-            squeeze=self._conv(f"{name}.se_block.conv1", channels, spec.squeeze_channels),
-            excite=self._conv(f"{name}.se_block.conv2", spec.squeeze_channels, channels),
-        )  # fmt: skip
+def _load_conv(
+    source: ParameterSource,
+    name: str,
+    channels_in: int,
+    channels_out: int,
+    kernel: int = 1,
+    dilation: int = 1,
+) -> _TimeDelay:
+    prefix = f"speaker_encoder.{name}"
+    return _TimeDelay(
+        source.take(f"{prefix}.weight", channels_out, channels_in, kernel),
+        source.take(f"{prefix}.bias", channels_out),
+        dilation,
+    )
+
+
+def _load_block(source: ParameterSource, spec: SpeakerEncoderSpec, index: int) -> _Block:
+    name, squeezed = f"blocks.{index}", spec.squeeze_channels
+    channels, part = spec.channels[index], spec.channels[index] // spec.res2net_scale
+    return _Block(
+        enter=_load_conv(source, f"{name}.tdnn1.conv", channels, channels),
+        parts=[
+            _load_conv(
+                source, f"{name}.res2net_block.blocks.{at}.conv", part, part,
+                spec.kernel_sizes[index], spec.dilations[index],
+            )
+            for at in range(spec.res2net_scale - 1)
+        ],
+        leave=_load_conv(source, f"{name}.tdnn2.conv", channels, channels),
+        squeeze=_load_conv(source, f"{name}.se_block.conv1", channels, squeezed),
+        excite=_load_conv(source, f"{name}.se_block.conv2", squeezed, channels),
+    )  # fmt: skip
 
 
 def _mean_and_std(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

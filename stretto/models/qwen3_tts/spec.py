@@ -291,7 +291,7 @@ def _check_ids(tts: _Tts, where: str) -> None:
     codec_ids = {
         name: value
         for name, value in msgspec.structs.asdict(talker).items()
-        if name.startswith("codec_") and name.endswith("_id") and isinstance(value, int)
+        if name.startswith("codec_") and name.endswith("_id") and name != "codec_language_id"
     }
     for field, ids in (("spk_id", talker.spk_id), ("codec_language_id", talker.codec_language_id)):
         codec_ids |= {f"{field}.{name}": value for name, value in (ids or {}).items()}

@@ -43,8 +43,10 @@ class VoiceEncoder:
     def __init__(
         self, model_dir: Path, spec: TtsSpec, *, device: torch.device | None = None
     ) -> None:
-        """Raises:
-        CheckpointError: the checkpoint clones no voices, or its tensors are not the model's.
+        """Reads the speaker encoder from a checkpoint's directory.
+
+        Raises:
+            CheckpointError: the checkpoint clones no voices, or its tensors are not the model's.
         """
         speaker = spec.speaker_encoder
         if speaker is None:
