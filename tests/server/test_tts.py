@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stretto.api import AsyncOmni
 from stretto.server.app import create_app
 from stretto.server.encoders import FORMATS
+from stretto.server.protocol import SpeechRequest
 from stretto.server.settings import ServerSettings
 from stretto.server.tts_model import TtsModel
 from tests.server.conftest import RATE, assert_sounds_like, pcm_samples
 from tests.server.reading import ReadingServer, sentences_of
 from tests.server.test_encoders import heard
-from tests.server.test_refusals import assert_refused
+from tests.server.test_refusals import VALUES, assert_refused
 from tests.server.test_takes import CLONE, tone
 from tests.server.test_voices import upload
 
@@ -134,3 +138,47 @@ def test_a_voice_that_was_brought_is_heard(base: TtsServer) -> None:
     assert all(len(sound) > 0.6 * RATE for sound in sounds.values())
     assert sounds["kept"] == sounds["again"] != sounds["kept speaker"]
     assert_refused(base.say(TEXT, speaker_embedding=[1.0]), 400, "speaker_embedding", "numbers")
+
+
+SPEECH_FIELDS = sorted({*SpeechRequest.model_fields, "extra_body", "type"})
+
+
+@settings(max_examples=60)
+@given(fields=st.dictionaries(st.sampled_from(SPEECH_FIELDS), VALUES, min_size=1, max_size=3))
+def test_no_body_makes_the_server_fail_or_hang(custom: TtsServer, fields: dict[str, Any]) -> None:
+    for path, body in (
+        ("/v1/audio/speech", {"input": "Hi", **fields}),
+        ("/v1/audio/speech/batch", {"items": [{"input": "Hi", **fields}]}),
+    ):
+        response = custom.request(
+            "POST", path, content=json.dumps(body), headers={"content-type": "application/json"}
+        )
+        assert response.status_code in (200, 400, 404), response.text
+
+
+@settings(max_examples=25)
+@given(
+    messages=st.lists(
+        st.dictionaries(
+            st.sampled_from([*SPEECH_FIELDS, "text", "split_granularity", "text_streaming"]),
+            VALUES | st.sampled_from(["input.text", "input.done", "session.config"]),
+            max_size=3,
+        ),
+        max_size=6,
+    )
+)
+def test_no_message_makes_a_session_fail_or_hang(
+    custom: TtsServer, messages: list[dict[str, Any]]
+) -> None:
+    async def talk() -> None:
+        async with custom.session(seed=5) as talk:
+            for message in messages:
+                await talk.send(**message)
+            # Whatever they did, a session can be set right and spoken with.
+            await talk.write(done=True)
+            await talk.send(type="session.config", seed=5)
+            await talk.write("Hi")
+            await talk.send(type="session.close")
+            assert await talk.closed() == 1000
+
+    custom.runner.run(talk())
