@@ -268,14 +268,15 @@ class _Session:
         if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
             raise invalid("text", f"text has more than {MAX_TEXT_BYTES} bytes; send it in pieces")
         check_unicode("text", text)
-        utterance, most = self._utterance(), self._settings.max_input_chars
-        if utterance.num_chars + len(text) > most:
+        before, most = self._current, self._settings.max_input_chars
+        num_chars = len(text) + (0 if before is None else before.num_chars)
+        if num_chars > most:
             raise invalid(
                 "text",
-                f"the utterance would have {utterance.num_chars + len(text)} characters; at most "
-                f"{most} are allowed, so this piece is left out",
+                f"the utterance would have {num_chars} characters; at most {most} are allowed, so "
+                "this piece is left out",
             )
-        utterance.push(text)
+        self._utterance().push(text)
 
     def _utterance(self) -> _Utterance:
         """The one that is being written; a new one if there is none. Raises ApiError."""
