@@ -22,8 +22,8 @@ from tests.reference_tts import plain_rotary, reference_codes, reference_module
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
 TEXT = "She counted the boats, and wrote the number in a small book."
-# No two sums of the same numbers in another order are further apart, in rows of size one.
-ROUNDING = 2e-4
+# Sums in another order: 1e-5 was seen in hidden rows, 2e-5 in logits.
+ROUNDING = 5e-5
 
 
 def greedy(logits: Tensor, step: int) -> Tensor:
@@ -237,7 +237,7 @@ def test_every_step_of_a_take_is_the_references(
     hidden, logits, codes = own_take(tts.talker, take, NUM_FRAMES)
     assert codes.tolist() == take.codes.tolist()
     assert torch.allclose(hidden, take.hidden[:NUM_FRAMES], atol=ROUNDING)
-    assert torch.allclose(logits, take.logits[:NUM_FRAMES], atol=10 * ROUNDING)
+    assert torch.allclose(logits, take.logits[:NUM_FRAMES], atol=2 * ROUNDING)
     _, _, in_two = own_take(tts.talker, take, NUM_FRAMES, prompt_cut=5)
     assert torch.equal(in_two, codes)
 
@@ -253,7 +253,7 @@ def test_positions_of_the_three_rotary_axes_are_the_plain_ones(tts_base: Tts) ->
     decoder = tts_base.talker.decoder
     cache = KVCache(decoder.config, num_blocks=2, block_size=256, dtype=torch.float32, device=CPU)
     hidden = decoder.final_norm(decoder.forward(rows[0], [Segment(0, 300, 0, 0)], cache))
-    assert torch.allclose(tts_base.talker.logits(hidden), expected, atol=10 * ROUNDING)
+    assert torch.allclose(tts_base.talker.logits(hidden), expected, atol=2 * ROUNDING)
 
 
 def test_the_reference_says_how_to_install_it_where_it_is_not(
