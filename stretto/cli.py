@@ -44,7 +44,8 @@ examples:
   stretto check my-deployment.yaml
 
 environment:
-  STRETTO_CACHE   where made checkpoints are kept (default ~/.cache/stretto)
+  STRETTO_CACHE     where made checkpoints are kept (default ~/.cache/stretto)
+  STRETTO_QWEN_TTS  where the qwen-tts package lies, for verify (default .reference)
 """
 
 EXIT_FAILED = 1
@@ -485,8 +486,9 @@ def _add_verify(commands: Any) -> None:
         commands,
         "verify",
         _verify,
-        summary="compare every mode with transformers' generate on a checkpoint",
+        summary="compare every mode with the reference on a checkpoint",
         details=(
+            "\nThe reference is transformers' generate, and the qwen-tts package for Qwen3-TTS."
             "\nInline and process stages, async_chunk on and off, codec chunks of 1, 3 and 25"
             "\nframes, 1 and 4 requests at once, greedy, in float32 on the CPU. Text and codes must"
             "\nbe equal, samples equal in number and within 1e-4. The last line of stdout is one"
@@ -494,6 +496,13 @@ def _add_verify(commands: Any) -> None:
         ),
     )
     command.add_argument("model", metavar="MODEL", nargs="?", default="parrot")
+    command.add_argument(
+        "--reference",
+        metavar="DIR",
+        type=Path,
+        default=Path(os.environ.get("STRETTO_QWEN_TTS", ".reference")),
+        help="where the qwen-tts package lies (`make .reference`); default: %(default)s",
+    )
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -520,7 +529,12 @@ def _verify(options: argparse.Namespace) -> int:
                 f"{result.audio_max_abs_diff:.1e}",
             )
 
-        results = verify(options.model, cache_dir=cache_dir(), on_result=note)
+        results = verify(
+            options.model,
+            cache_dir=cache_dir(),
+            reference_dir=options.reference,
+            on_result=note,
+        )
     console.print(table)
     summary = summarize(results)
     print(msgspec.json.encode(summary).decode())

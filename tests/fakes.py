@@ -13,10 +13,10 @@ from stretto.payloads import (
     CodecFrames,
     Payload,
     SpeechStep,
+    SpokenTokens,
     StageStep,
     TextStep,
     ThinkerPrompt,
-    SpokenTokens,
 )
 from stretto.request import SamplingParams, SpeechOptions, StageRequest
 from stretto.transfer.connector import Buffer

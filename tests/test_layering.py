@@ -34,8 +34,8 @@ EDGES: dict[str, set[str]] = {
         "bridges", "transfer", "models", "events", "payloads", "request", "text", "trace",
     },
     "pipeline": {
-        "engine", "bridges", "transfer", "models", "config", "events", "payloads", "request", "text",
-        "wire", "errors", "trace",
+        "engine", "bridges", "transfer", "models", "config", "events", "payloads", "request",
+        "text", "wire", "errors", "trace",
     },
     "api": {"pipeline", "events", "request", "audio", "errors"},
 }  # fmt: skip

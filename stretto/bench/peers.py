@@ -29,7 +29,8 @@ from stretto.bench.offline import Asked, Prompts, Workload, ask_exactly
 from stretto.bench.tables import Table, number
 from stretto.pipeline.omni_frontend import Options
 from stretto.pipeline.pipeline import SAMPLE_RATE
-from stretto.verify import REPETITION_PENALTY, captured_codes
+from stretto.verify.cases import REPETITION_PENALTY
+from stretto.verify.omni import captured_codes
 
 BATCH = 16
 THREADS = (1, 2)

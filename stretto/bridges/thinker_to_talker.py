@@ -21,7 +21,8 @@ import numpy as np
 from stretto.bridges.prompt_inbox import UNBOUNDED
 from stretto.config.deployment import EdgeConfig
 from stretto.errors import InvalidRequest
-from stretto.models.qwen3_omni.spec import OmniSpec, PromptIds
+from stretto.models.qwen3_omni.spec import OmniSpec
+from stretto.models.spec import PromptIds
 from stretto.payloads import CodecFrames, Payload, SpokenTokens, StageStep, TextStep, ThinkerPrompt
 from stretto.request import NO_CODEC, StageRequest
 

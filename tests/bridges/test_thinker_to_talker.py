@@ -18,7 +18,8 @@ from stretto.bridges.thinker_to_talker import (
 )
 from stretto.config.deployment import EdgeConfig
 from stretto.errors import InvalidRequest
-from stretto.models.qwen3_omni.spec import OmniSpec, PromptIds
+from stretto.models.qwen3_omni.spec import OmniSpec
+from stretto.models.spec import PromptIds
 from stretto.payloads import CodecFrames, Payload, SpokenTokens, TextStep, ThinkerPrompt
 from stretto.request import FinishReason
 from tests.fakes import ticket

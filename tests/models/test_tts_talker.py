@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from stretto.errors import ConfigError
 from stretto.models.code_predictor import CodePredictor
 from stretto.models.decoder import DecoderConfig, DenseConfig, KVCache, Segment
 from stretto.models.qwen3_tts.talker import Talker
 from tests.models.conftest import Tts
 from tests.models.small import CPU, MAX_ROWS, load, save_as, scatter
-from tests.reference_tts import plain_rotary, reference_codes, reference_module
+from tests.reference_tts import load_reference, plain_rotary, reference_codes, reference_module
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -259,8 +260,6 @@ def test_positions_of_the_three_rotary_axes_are_the_plain_ones(tts_base: Tts) ->
 def test_the_reference_says_how_to_install_it_where_it_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.reference_tts import reference_directory
-
     monkeypatch.setenv("STRETTO_QWEN_TTS", str(tmp_path))
-    with pytest.raises(AssertionError, match=r"make \.reference"):
-        reference_directory()
+    with pytest.raises(ConfigError, match=r"make \.reference"):
+        load_reference(tmp_path)

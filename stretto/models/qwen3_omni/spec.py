@@ -15,9 +15,7 @@ import msgspec
 from stretto.errors import CheckpointError
 from stretto.models.code2wav import Code2WavConfig
 from stretto.models.decoder import DecoderConfig, DenseConfig, MoEConfig
-from stretto.models.spec import CodecIds as CodecIds
-from stretto.models.spec import CodecTalkerSpec, check_ids
-from stretto.models.spec import PromptIds as PromptIds
+from stretto.models.spec import CodecIds, CodecTalkerSpec, PromptIds, check_ids
 
 MODEL_TYPE = "qwen3_omni_moe"
 

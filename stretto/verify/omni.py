@@ -1,36 +1,32 @@
-"""Whether stretto gives what transformers gives: every mode against `generate`, on any checkpoint.
+"""Qwen3-Omni against transformers' `generate`: greedy, one request at a time, decoded in one shot.
 
-    reference   transformers' generate, greedy, one request at a time; its codes decoded in one shot
-    compared    inline and process stages x async_chunk on and off x codec chunks 1, 3, 25
-                x 1 and 4 requests at once
-
-Text ids and all codebooks must be equal, samples equal in number and within `AUDIO_TOLERANCE`.
 An answer of one token, which `generate` cannot speak, must be spoken alike in every mode.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 
 from stretto.api import Answer, Omni
 from stretto.pipeline.omni_frontend import Options
-
-CODEC_CHUNKS = (1, 3, 25)
-CONCURRENCY = (1, 4)
-# float32 sums in another order: errors seen are below 2e-5 (FACTS, "Code2Wav, stateful").
-AUDIO_TOLERANCE = 1e-4
-# Small enough that the long prompt takes several prefill chunks.
-PREFILL_CHUNK_TOKENS = 48
-MAX_FRAMES = 40
-REPETITION_PENALTY = 1.05
+from stretto.verify.cases import (
+    CONCURRENCY,
+    MAX_FRAMES,
+    REPETITION_PENALTY,
+    CaseResult,
+    OnResult,
+    Reference,
+    compared,
+    modes,
+    settings_of,
+)
 
 SHORT = "Computers can learn to speak with very small models."
 LONG = " ".join(
@@ -56,64 +52,7 @@ QUESTIONS = (
 SINGLE = Question("one token", BRIEF, 1)
 
 
-class Reference(msgspec.Struct, frozen=True):
-    """What transformers gave. `codes` int16 [frames, codebooks], `audio` float32 [samples]."""
-
-    token_ids: tuple[int, ...]
-    codes: np.ndarray
-    audio: np.ndarray
-
-
-class Mode(msgspec.Struct, frozen=True):
-    inline: bool
-    async_chunk: bool
-    codec_chunk_frames: int
-
-    @property
-    def label(self) -> str:
-        stages = "inline" if self.inline else "processes"
-        chunking = "async_chunk" if self.async_chunk else "one chunk"
-        return f"{stages}, {chunking}, {self.codec_chunk_frames} frames"
-
-
-class CaseResult(msgspec.Struct, frozen=True):
-    mode: Mode
-    concurrency: int
-    question: str
-    text_equal: bool
-    codes_equal: bool
-    samples_equal: bool
-    audio_max_abs_diff: float
-
-    @property
-    def passed(self) -> bool:
-        return (
-            self.text_equal
-            and self.codes_equal
-            and self.samples_equal
-            and self.audio_max_abs_diff <= AUDIO_TOLERANCE
-        )
-
-    @property
-    def label(self) -> str:
-        return f"{self.question}: {self.mode.label}, {self.concurrency} at once"
-
-
-class Summary(msgspec.Struct, frozen=True):
-    """The last line of `stretto verify`, as JSON."""
-
-    text_equal: bool
-    codes_equal: bool
-    audio_max_abs_diff: float
-    samples_equal: bool
-    cases: int
-    failed: list[str]
-
-
-def verify(
-    model: str, *, cache_dir: Path, on_result: Callable[[CaseResult], None]
-) -> list[CaseResult]:
-    """All cases on one checkpoint, in float32 on the CPU; `on_result` hears of each as it ends."""
+def verify_omni(model: str, *, cache_dir: Path, on_result: OnResult) -> list[CaseResult]:
     results: list[CaseResult] = []
     references: dict[str, Reference] = {}
     single: Reference | None = None
@@ -122,35 +61,26 @@ def verify(
         results.append(result)
         on_result(result)
 
-    for inline, async_chunk, frames in itertools.product(
-        (True, False), (True, False), CODEC_CHUNKS
-    ):
-        mode = Mode(inline, async_chunk, frames)
+    for mode in modes():
         with Omni(
-            model, inline=inline, async_chunk=async_chunk, cache_dir=cache_dir, flags=_flags(frames)
+            model,
+            inline=mode.inline,
+            async_chunk=mode.async_chunk,
+            cache_dir=cache_dir,
+            flags=settings_of(mode, "thinker", "talker"),
         ) as omni:
             if not references:
                 references = transformers_references(omni)
             for concurrency in CONCURRENCY:
                 for question, answer in _answers(omni, concurrency):
-                    note(_result(mode, concurrency, question, answer, references[question.name]))
+                    reference = references[question.name]
+                    note(compared(mode, concurrency, question.name, answer, reference))
             answer = omni.generate(SINGLE.text, **_settings(SINGLE))
             if single is None:
                 assert answer.codes is not None, "an answer of one token was not spoken"
                 single = Reference(answer.token_ids, answer.codes, answer.audio)
-            note(_result(mode, 1, SINGLE, answer, single))
+            note(compared(mode, 1, SINGLE.name, answer, single))
     return results
-
-
-def summarize(results: list[CaseResult]) -> Summary:
-    return Summary(
-        text_equal=all(result.text_equal for result in results),
-        codes_equal=all(result.codes_equal for result in results),
-        audio_max_abs_diff=float(f"{max(r.audio_max_abs_diff for r in results):.3g}"),
-        samples_equal=all(result.samples_equal for result in results),
-        cases=len(results),
-        failed=[result.label for result in results if not result.passed],
-    )
 
 
 def transformers_references(omni: Omni) -> dict[str, Reference]:
@@ -209,19 +139,6 @@ def captured_codes(code2wav: Any) -> Iterator[list[torch.Tensor]]:
         del code2wav.chunked_decode
 
 
-def _flags(codec_chunk_frames: int) -> dict[str, Any]:
-    """Settings of a run: greedy, in float32 on the CPU, chunks as given."""
-    stage = {"devices": "cpu", "dtype": "float32", "prefill_chunk_tokens": PREFILL_CHUNK_TOKENS}
-    return {
-        "stages": {
-            "thinker": stage,
-            "talker": stage,
-            "code2wav": {"devices": "cpu", "dtype": "float32"},
-        },
-        "connectors": {"talker->code2wav": {"codec": {"codec_chunk_frames": codec_chunk_frames}}},
-    }
-
-
 def _settings(question: Question) -> dict[str, Any]:
     return {
         "sampling": {"temperature": 0.0, "max_tokens": question.max_tokens},
@@ -244,21 +161,3 @@ def _answers(omni: Omni, concurrency: int) -> list[tuple[Question, Answer]]:
     asked = list(itertools.islice(itertools.cycle(QUESTIONS), concurrency))
     answers = omni.generate_each([(question.text, _settings(question)) for question in asked])
     return list(zip(asked, answers, strict=True))
-
-
-def _result(
-    mode: Mode, concurrency: int, question: Question, answer: Answer, reference: Reference
-) -> CaseResult:
-    codes = answer.codes if answer.codes is not None else np.zeros((0, 0), np.int16)
-    samples_equal = answer.audio.shape == reference.audio.shape
-    common = min(len(answer.audio), len(reference.audio))
-    difference = np.abs(answer.audio[:common] - reference.audio[:common])
-    return CaseResult(
-        mode=mode,
-        concurrency=concurrency,
-        question=question.name,
-        text_equal=answer.token_ids == reference.token_ids,
-        codes_equal=bool(np.array_equal(codes, reference.codes)),
-        samples_equal=samples_equal,
-        audio_max_abs_diff=float(difference.max(initial=0.0)),
-    )
