@@ -41,6 +41,7 @@ def add_bench(commands: Any) -> None:
     _add_serve(actions)
     _add_ablation(actions)
     _add_peers(actions)
+    _add_kernels(actions)
     _add_report(actions)
 
 
@@ -351,6 +352,11 @@ def _add_workload(command: argparse.ArgumentParser) -> None:
     add("--output-len", type=int, default=100, metavar="N", help="text tokens; default: 100")
     add("--frames", type=int, default=340, metavar="N", help="frames of 80 ms; default: 340")
     add("--seed", type=int, default=0, help="of prompts and sampling; default: %(default)s")
+    _add_results(command)
+
+
+def _add_results(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
     add("--json", type=Path, metavar="FILE", help="write the last line's JSON there too")
     add("--markdown", type=Path, metavar="FILE",
         help="write the tables there, or between their marks in a document")  # fmt: skip
@@ -496,6 +502,48 @@ def _peers(options: argparse.Namespace) -> int:
                 on_progress=progress,
             )
         )
+    return _publish(options, section, result, tables_of(result))
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+
+
+def _add_kernels(actions: Any) -> None:
+    command = add_command(
+        actions,
+        "kernels",
+        _kernels,
+        summary="measure one step of each model against what the machine can do at best",
+        details=(
+            "\nCode predictor, decode steps and vocoder calls of Qwen3-Omni models, in one process,"
+            "\nbeside the time that reading their weights and running their products takes here."
+            "\nThe last line of stdout is one JSON object."
+        ),
+    )
+    add = command.add_argument
+    add("--model", default="tiny", help="default: %(default)s")
+    add("--rows", type=_numbers, default=(1, 4, 16), metavar="N,N", help="default: 1,4,16")
+    add("--chunks", type=_numbers, default=(1, 4, 10, 25), metavar="N,N",
+        help="frames of each row in a vocoder call; default: 1,4,10,25")  # fmt: skip
+    add("--repeats", type=int, default=20, metavar="N", help="default: %(default)s")
+    add("--threads", type=int, default=1, metavar="N", help="default: %(default)s, as deployed")
+    _add_results(command)
+
+
+def _kernels(options: argparse.Namespace) -> int:
+    from stretto.bench.kernels import KernelPlan, measure, tables_of
+    from stretto.bench.tables import machine
+
+    plan = KernelPlan(
+        model=options.model,
+        rows=options.rows,
+        chunks=options.chunks,
+        repeats=options.repeats,
+        threads=options.threads,
+    )
+    section = _section(options, "kernels")
+    with _progress() as progress:
+        result = measure(plan, machine=machine(), cache_dir=cache_dir(), on_progress=progress)
     return _publish(options, section, result, tables_of(result))
 
 
