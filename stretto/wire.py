@@ -23,6 +23,8 @@ HEAD_LENGTH = struct.Struct("<I")
 
 # Receivers check against this list before they build an array from foreign bytes.
 DTYPES = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "float16", "float32"})
+# numpy works a dtype's name out in Python, at every call.
+NAMES = {np.dtype(name): name for name in DTYPES}
 
 T = TypeVar("T")
 
@@ -48,7 +50,7 @@ class Codec(Generic[T]):
         arrays: list[np.ndarray] = []
         offset = 0
 
-        def reference(item: Any) -> _ArrayRef:
+        def reference(item: Any) -> tuple[str, tuple[int, ...], int]:
             nonlocal offset
             if not isinstance(item, np.ndarray):
                 raise TypeError(f"{type(item).__name__} cannot travel between stages")
@@ -56,7 +58,8 @@ class Codec(Generic[T]):
             arrays.append(array)
             start = offset
             offset += _padded(array.nbytes)
-            return _ArrayRef(str(array.dtype), array.shape, start)
+            # As an `_ArrayRef` is encoded.
+            return NAMES.get(array.dtype) or str(array.dtype), array.shape, start
 
         head = msgspec.msgpack.encode(value, enc_hook=reference)
         first = HEAD_LENGTH.pack(len(head)) + head
@@ -90,7 +93,7 @@ class Codec(Generic[T]):
             count = math.prod(ref.shape)
             if count > len(body):
                 raise ValueError(f"an array of {count} items does not fit {len(body)} bytes")
-            return np.frombuffer(body, ref.dtype, count, ref.offset).reshape(ref.shape)
+            return np.ndarray(ref.shape, ref.dtype, body, ref.offset)
 
         decoded: T = msgspec.msgpack.decode(head, type=self._kind, dec_hook=resolve)
         return decoded

@@ -8,6 +8,10 @@ its own doorbell: nobody polls, nothing has a lock. A large payload lies in an a
 (memfd) whose descriptor travels with the message. It never has a name, so nothing can be left in
 /dev/shm, whoever is killed and when: the kernel frees it with its last descriptor.
 
+The kernel keeps the time-outs (SO_SNDTIMEO, SO_RCVTIMEO), so that a hop is one system call on
+either side. Each call lets go of the interpreter's lock, which the engine's thread then takes and
+keeps for a while: with Python's own time-outs there were three (docs/log.md, "Hand-overs").
+
 Linux only.
 """
 
@@ -24,6 +28,8 @@ from collections.abc import Sequence
 
 from stretto.transfer.connector import Buffer, ConnectorClosed, request_of
 
+# Seconds and microseconds, as the kernel takes a time-out.
+TIMEVAL = struct.Struct("@ll")
 # Length of the key, length of the payload, whether the payload is in a memory file.
 HEADER = struct.Struct("<HQ?")
 # A message holds a key, a header and at most this much payload.
@@ -43,7 +49,11 @@ class SharedMemoryConnector:
     """One end of an edge. Used by one thread: the sender's by `put`, the other by `wait`, `get`."""
 
     def __init__(self, end: socket.socket, *, inline_bytes: int, send_timeout: float) -> None:
+        end.settimeout(None)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_timeout))
         self._socket = end
+        # As the kernel knows it; None: for ever, as in the beginning.
+        self._receive_timeout: float | None = None
         self._inline_bytes = min(inline_bytes, MAX_INLINE_BYTES)
         self._send_timeout = send_timeout
         # None: its memory file could not be taken in.
@@ -54,7 +64,6 @@ class SharedMemoryConnector:
         key = put_key.encode()
         views = [memoryview(buffer).cast("B") for buffer in data]
         length = sum(len(view) for view in views)
-        self._socket.settimeout(self._send_timeout)
         try:
             if length <= self._inline_bytes:
                 head = HEADER.pack(len(key), length, False) + key
@@ -67,7 +76,7 @@ class SharedMemoryConnector:
                 self._socket.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             finally:
                 os.close(descriptor)
-        except TimeoutError as error:
+        except BlockingIOError as error:
             raise TimeoutError(f"{to_stage} took nothing for {self._send_timeout} s") from error
         except OSError as error:
             raise ConnectorClosed(f"{from_stage}->{to_stage}: {error}") from error
@@ -106,12 +115,15 @@ class SharedMemoryConnector:
     def _receive(self, timeout: float) -> bool:
         """Takes in one message; False when none came in time."""
         try:
-            self._socket.settimeout(timeout)
+            if timeout > 0 and timeout != self._receive_timeout:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout))
+                self._receive_timeout = timeout
             message, ancillary, flags, _ = self._socket.recvmsg(
                 HEADER.size + MAX_KEY_BYTES + MAX_INLINE_BYTES,
                 socket.CMSG_SPACE(DESCRIPTOR_BYTES),
+                0 if timeout > 0 else socket.MSG_DONTWAIT,
             )
-        except (TimeoutError, BlockingIOError):
+        except BlockingIOError:
             return False
         except OSError as error:
             raise ConnectorClosed(str(error)) from error
@@ -130,6 +142,12 @@ class SharedMemoryConnector:
             self._arrived[key] = _mapped(ancillary, length)
         self._unnamed.append(key)
         return True
+
+
+def _timeval(seconds: float) -> bytes:
+    # All zeros would mean for ever.
+    microseconds = max(1, round(seconds * 1e6))
+    return TIMEVAL.pack(*divmod(microseconds, 1_000_000))
 
 
 def _few(views: Sequence[memoryview]) -> Sequence[Buffer]:
