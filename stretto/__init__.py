@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         StrettoError,
     )
     from stretto.events import AudioDelta, Failed, Finished, TextDelta, Timings, Usage
+    from stretto.pipeline.tts_frontend import Voice
     from stretto.request import SamplingParams
 
 _HOMES = {
@@ -38,6 +39,7 @@ _HOMES = {
         "StrettoError",
     ),
     "stretto.events": ("AudioDelta", "Failed", "Finished", "TextDelta", "Timings", "Usage"),
+    "stretto.pipeline.tts_frontend": ("Voice",),
     "stretto.request": ("SamplingParams",),
 }
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "TextDelta",
     "Timings",
     "Usage",
+    "Voice",
     "__version__",
 ]
 

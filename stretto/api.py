@@ -5,6 +5,9 @@ with Omni("parrot") as omni:
     answer.save_wav("hello.wav")
     for event in omni.stream("And again."):
         ...                             # TextDelta, AudioDelta, then Finished
+
+Models that read texts out (Qwen3-TTS) take a text for a prompt, and `speak` one that is still being
+written.
 """
 
 from __future__ import annotations
@@ -91,7 +94,7 @@ class AsyncOmni:
         trace: Path | str | None = None,
         cache_dir: Path | str = DEFAULT_CACHE,
     ) -> None:
-        """`model` is a checkpoint directory, or `parrot`, `tiny` or `small`.
+        """`model` is a checkpoint directory, or a name: `parrot`, `tiny`, `small`, `tiny-tts`, ...
 
         `inline` runs all stages in the event loop's thread. `flags` are settings as in a
         deployment file (stages and connectors by name), over all others. `trace` is a file that
@@ -171,7 +174,8 @@ class AsyncOmni:
     def submit(self, prompt: Prompt, **options: Any) -> RequestHandle:
         """Starts a request; its handle gives its events, `Failed` among them, and can abort it.
 
-        `options` are the fields of `Options`.
+        `options` are the fields of the frontend's options: `Options` of `omni_frontend`,
+        `SpeakOptions` of `tts_frontend`.
 
         Raises:
             InvalidRequest, Overloaded, StageFailed, PipelineClosed: nothing was started.
