@@ -31,9 +31,13 @@ class SpokenTokens(msgspec.Struct, frozen=True, tag=True):
 
 
 class CodecFrames(msgspec.Struct, frozen=True, tag=True):
-    """Codec frames in order, int16 [n, num_codebooks]; one frame is 80 ms at 12.5 Hz."""
+    """Codec frames in order, int16 [n, num_codebooks]; one frame is 80 ms at 12.5 Hz.
+
+    The first of a stream say how many frames its first portion has (`bridges/codec_chunks.py`).
+    """
 
     codes: np.ndarray
+    initial_frames: int | None = None
 
 
 Payload = ThinkerPrompt | SpokenTokens | CodecFrames

@@ -153,8 +153,7 @@ class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a request says about its sound. `speaker` is a name of the checkpoint, lower case."""
 
     speaker: str
-    # Frames in the first chunk for the vocoder; None until the request is admitted, when it is
-    # chosen from the load, so that every stage agrees.
+    # Frames in the first chunk for the vocoder; None: chosen from the load when the Talker begins.
     initial_codec_chunk_frames: int | None
     # The residual codebooks' own sampling; greedy when the Talker itself is greedy.
     residual_sampling: SamplingParams

@@ -34,7 +34,7 @@ def ticket(
     stop_token_ids: Sequence[int] = (),
     stop: Sequence[str] = (),
     feeds_downstream: bool = False,
-    initial_frames: int = 1,
+    initial_frames: int | None = 1,
     return_codes: bool = False,
 ) -> StageRequest:
     """A greedy request; by default with room for its prompt and its tokens and no more."""
@@ -174,6 +174,10 @@ class FrameQueue:
     @property
     def is_done(self) -> bool:
         return self._ended and not self._waiting
+
+    @property
+    def portion_frames(self) -> int:
+        return len(self._waiting[0])
 
     def take(self) -> tuple[np.ndarray, bool]:
         return self._waiting.pop(0), True

@@ -1,10 +1,16 @@
-"""Talker to Code2Wav: frames, in the portions that `codec_chunks` decides."""
+"""Talker to Code2Wav: frames, in the portions that `codec_chunks` decides.
+
+The first portion is fixed where the stream begins, at the sender's first frame; the first frames
+say it to the receiver, whether they come early or all at the end.
+"""
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 
-from stretto.bridges.codec_chunks import CodecChunker
+from stretto.bridges.codec_chunks import CodecChunker, initial_frames_for_load
 from stretto.config.deployment import CodecChunkConfig, EdgeConfig
 from stretto.models.family import ModelSpec
 from stretto.payloads import CodecFrames, Payload, SpeechStep, StageStep
@@ -20,46 +26,72 @@ class TalkerToCode2Wav:
     def __init__(self, spec: ModelSpec, edge: EdgeConfig, *, async_chunk: bool) -> None:
         self._codec = edge.codec or CodecChunkConfig()
         self._async_chunk = async_chunk
+        # Of the sending side. One that is dropped goes with the outlet that held it.
+        self._streams: weakref.WeakSet[TalkerStream] = weakref.WeakSet()
 
     def open(self, ticket: StageRequest) -> TalkerStream:
-        return TalkerStream(self._chunker(ticket), streaming=self._async_chunk)
+        stream = TalkerStream(self, ticket, streaming=self._async_chunk)
+        self._streams.add(stream)
+        return stream
 
     def inbox(self, ticket: StageRequest) -> CodecInbox:
         assert ticket.speech is not None
         prompt = ticket.speech.prompt
-        heard = None if prompt is None else prompt.reference_codes
-        return CodecInbox(self._chunker(ticket), heard)
+        return CodecInbox(self, ticket, None if prompt is None else prompt.reference_codes)
 
-    def _chunker(self, ticket: StageRequest) -> CodecChunker:
+    def initial_frames(self, ticket: StageRequest) -> int:
+        """The first portion of a stream that begins now: as fixed, or by who else is speaking."""
         assert ticket.speech is not None
-        assert ticket.speech.initial_codec_chunk_frames is not None, "chosen at admission"
+        asked, deployed = ticket.speech.initial_codec_chunk_frames, self._codec
+        if asked is not None:
+            return asked
+        if deployed.initial_codec_chunk_frames != "auto":
+            return deployed.initial_codec_chunk_frames
+        others = max(0, len(self._streams) - 1)
+        return initial_frames_for_load(others, deployed.codec_chunk_frames)
+
+    def chunker(self, initial: int) -> CodecChunker:
         return CodecChunker(
-            initial=ticket.speech.initial_codec_chunk_frames,
+            initial=initial,
             steady=self._codec.codec_chunk_frames,
             growth=self._codec.codec_chunk_growth,
         )
 
 
 class TalkerStream:
-    def __init__(self, chunker: CodecChunker, *, streaming: bool) -> None:
-        self._chunker = chunker
+    def __init__(self, bridge: TalkerToCode2Wav, ticket: StageRequest, *, streaming: bool) -> None:
+        self._bridge = bridge
+        self._ticket = ticket
         self._streaming = streaming
         self._whole: list[np.ndarray] = []
+        # Until the first of its frames is handed on: what the receiver is told.
+        self._initial: int | None = None
+        self._chunker: CodecChunker | None = None
 
     def push(self, step: StageStep) -> tuple[Payload, ...]:
         assert isinstance(step, SpeechStep)
         if step.frame is None:
             return ()
+        if self._chunker is None:
+            # Not before: now those who came in the same burst are known.
+            self._initial = self._bridge.initial_frames(self._ticket)
+            self._chunker = self._bridge.chunker(self._initial)
         if not self._streaming:
             self._whole.append(step.frame)
             return ()
         self._chunker.push(step.frame[None])
-        return (CodecFrames(self._chunker.cut()),) if self._chunker.is_ready else ()
+        return (self._frames(self._chunker.cut()),) if self._chunker.is_ready else ()
 
     def finish(self) -> tuple[Payload, ...]:
         if self._whole:
-            return (CodecFrames(np.stack(self._whole)),)
-        return (CodecFrames(self._chunker.cut()),) if self._chunker.num_held else ()
+            return (self._frames(np.stack(self._whole)),)
+        if self._chunker is None or not self._chunker.num_held:
+            return ()
+        return (self._frames(self._chunker.cut()),)
+
+    def _frames(self, codes: np.ndarray) -> CodecFrames:
+        initial, self._initial = self._initial, None
+        return CodecFrames(codes, initial)
 
 
 class CodecInbox:
@@ -69,8 +101,16 @@ class CodecInbox:
     hears them as what was just said, and their sound is nobody's.
     """
 
-    def __init__(self, chunker: CodecChunker, reference: np.ndarray | None = None) -> None:
-        self._chunker = chunker
+    def __init__(
+        self,
+        bridge: TalkerToCode2Wav,
+        ticket: StageRequest,
+        reference: np.ndarray | None = None,
+    ) -> None:
+        self._bridge = bridge
+        self._ticket = ticket
+        # Made when the first frames say how it is to cut.
+        self._chunker: CodecChunker | None = None
         self._ended = False
         self._reference: list[np.ndarray] = []
         if reference is not None:
@@ -82,20 +122,33 @@ class CodecInbox:
         """Whether there is a portion to decode: a full one, or the rest of an ended stream."""
         if self._reference:
             return True
+        if self._chunker is None:
+            return False
         return self._chunker.is_ready or (self._ended and self._chunker.num_held > 0)
 
     @property
     def is_done(self) -> bool:
-        return self._ended and self._chunker.num_held == 0
+        return self._ended and (self._chunker is None or self._chunker.num_held == 0)
+
+    @property
+    def portion_frames(self) -> int:
+        if self._reference:
+            return len(self._reference[0])
+        assert self._chunker is not None
+        return self._chunker.portion_frames
 
     def take(self) -> tuple[np.ndarray, bool]:
         """The next portion, int16 [frames, num_codebooks], and whether its sound is heard."""
         if self._reference:
             return self._reference.pop(0), False
+        assert self._chunker is not None
         return self._chunker.cut(), True
 
     def push(self, payload: Payload) -> None:
         assert isinstance(payload, CodecFrames)
+        if self._chunker is None:
+            initial = payload.initial_frames or self._bridge.initial_frames(self._ticket)
+            self._chunker = self._bridge.chunker(initial)
         self._chunker.push(payload.codes)
 
     def end(self) -> None:

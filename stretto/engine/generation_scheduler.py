@@ -1,4 +1,11 @@
-"""Which requests' frames the vocoder decodes next: one portion of every request that has one.
+"""Which requests' frames the vocoder decodes next: those whose listeners run dry first.
+
+    dry at      the time at which a player that began with the first sound has played all of it
+    a call      the request that is dry first, and with it those behind it with portions of like
+                length, up to so many frames; the others' turn is the next call
+
+What a call has decoded leaves when it ends, so a call with everybody in it would make everybody
+wait for the last, and a short portion beside a long one would wait for the long one.
 
 The vocoder keeps a state per request, from its first portion to its end. A request is finished when
 its upstream has ended and its last portion was decoded.
@@ -6,6 +13,7 @@ its upstream has ended and its last portion was decoded.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -21,6 +29,12 @@ from stretto.request import FinishReason, Inbox, Place, Request, RequestStatus, 
 
 # A vocoder's state has no place in a table: the runner keeps it by request.
 NOWHERE = Place(row=0, first_block=0, num_blocks=0)
+# Frames come at 12.5 Hz.
+FRAME_S = 0.08
+# A listener who has heard nothing yet waits, but has no gap: those who would have one go first.
+FIRST_SOUND_S = 0.3
+# Shorter rows are padded to the longest of their call, which is work.
+LIKE_LENGTH = 2
 
 
 class FrameInbox(Inbox, Protocol):
@@ -34,6 +48,10 @@ class FrameInbox(Inbox, Protocol):
     def is_done(self) -> bool:
         """Upstream has ended and everything was taken."""
 
+    @property
+    def portion_frames(self) -> int:
+        """Frames of the portion that is ready."""
+
     def take(self) -> tuple[np.ndarray, bool]:
         """The next portion, and whether its sound is heard."""
 
@@ -42,13 +60,20 @@ class GenerationRequest(Request[FrameInbox]):
     def __init__(self, ticket: StageRequest, inbox: FrameInbox) -> None:
         super().__init__(ticket, inbox, text=None)
         self.num_frames = 0
+        # When its listener has heard all that was decoded, by the scheduler's clock.
+        self.dry_s = 0.0
+
+    def hear(self, num_frames: int, now_s: float) -> None:
+        """Frames were decoded: a player that has stood still goes on from now."""
+        begins_s = max(self.dry_s, now_s) if self.num_frames else now_s
+        self.dry_s = begins_s + num_frames * FRAME_S
+        self.num_frames += num_frames
 
 
 class GenerationScheduler(TableScheduler[GenerationRequest]):
-    """At most `max_num_seqs` requests and about `max_frames` frames per call.
+    """At most `max_num_seqs` requests per call, and `max_frames` with padding.
 
-    The others' turn is the next one: what a call has decoded leaves when it ends, so that a call
-    with everybody in it would make everybody wait for the last.
+    One portion alone may have more.
     """
 
     def __init__(
@@ -57,33 +82,44 @@ class GenerationScheduler(TableScheduler[GenerationRequest]):
         max_num_seqs: int,
         open_inbox: Callable[[StageRequest], FrameInbox],
         max_frames: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self._max_frames = max_frames
         self._max_num_seqs = max_num_seqs
         self._open_inbox = open_inbox
+        self._clock = clock
 
     def schedule(self) -> GenerationBatch | None:
-        admitted = [
-            self._admit(request, NOWHERE)
-            for request in self._table.with_status(RequestStatus.WAITING)
-        ]
+        admitted = []
+        for request in self._table.with_status(RequestStatus.WAITING):
+            request.dry_s = self._clock() + FIRST_SOUND_S
+            admitted.append(self._admit(request, NOWHERE))
+        ready = sorted(
+            self._table.with_status(RequestStatus.RUNNING), key=lambda request: request.dry_s
+        )
         items: list[ScheduledFrames] = []
-        num_frames = 0
-        for request in self._table.with_status(RequestStatus.RUNNING)[: self._max_num_seqs]:
-            if self._max_frames is not None and num_frames >= self._max_frames:
-                break
+        longest = shortest = 0
+        for request in ready:
+            portion = request.inbox.portion_frames
+            if items:
+                if len(items) == self._max_num_seqs:
+                    break
+                wide, narrow = max(longest, portion), min(shortest, portion)
+                padded = (len(items) + 1) * wide
+                if wide > LIKE_LENGTH * narrow or padded > (self._max_frames or padded):
+                    continue
             frames, heard = request.inbox.take()
-            num_frames += len(frames)
             items.append(ScheduledFrames(request.request_id, NOWHERE, frames, heard))
-            # To the end of the queue: it has had its turn.
-            self._table.move(request, RequestStatus.RUNNING)
+            longest = max(longest, portion)
+            shortest = min(shortest, portion) if shortest else portion
         return GenerationBatch(tuple(admitted), tuple(items)) if items else None
 
     def update(
         self, batch: GenerationBatch, token_ids: list[int], step_s: float
     ) -> list[StepResult]:
         results: list[StepResult] = []
+        now_s = self._clock()
         for index, item in enumerate(batch.items):
             request = self._table.find(item.request_id)
             if request is None:
@@ -92,7 +128,7 @@ class GenerationScheduler(TableScheduler[GenerationRequest]):
             request.busy_s += step_s
             reason: FinishReason | None = "stop" if request.inbox.is_done else None
             if item.heard:
-                request.num_frames += len(item.frames)
+                request.hear(len(item.frames), now_s)
             self._settle(request, reason)
             results.append(
                 self._result(

@@ -35,7 +35,7 @@ from stretto.engine.sampler import Sampler
 from stretto.engine.scheduler import Scheduler
 from stretto.errors import ConfigError
 from stretto.events import Report, StageReady
-from stretto.models.code2wav import CPU_BATCH_FRAMES, Code2Wav
+from stretto.models.code2wav import Code2Wav
 from stretto.models.decoder import Decoder, KVCache
 from stretto.models.family import ModelSpec
 from stretto.models.qwen3_omni.spec import OmniSpec
@@ -54,6 +54,10 @@ from stretto.transfer.shm_connector import SharedMemoryConnector
 
 # Positions per KV block.
 BLOCK_SIZE = 16
+
+# Frames of a vocoder call on a CPU: more of them do not make a frame cheaper, and all wait for the
+# last (docs/log.md, "Ten at once").
+CPU_CALL_FRAMES = 24
 
 # Of a device's free memory once the weights are there; the rest is for activations, and for other
 # stages on the same device.
@@ -328,7 +332,7 @@ class _Builder:
         scheduler = GenerationScheduler(
             max_num_seqs=spec.config.max_num_seqs,
             open_inbox=inbox,
-            max_frames=CPU_BATCH_FRAMES if self._device.type == "cpu" else None,
+            max_frames=CPU_CALL_FRAMES if self._device.type == "cpu" else None,
         )
         return scheduler, GenerationRunner(model), "audio"
 

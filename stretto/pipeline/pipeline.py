@@ -23,7 +23,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stretto.bridges.codec_chunks import initial_frames_for_load
 from stretto.config.deployment import (
     CodecChunkConfig,
     EdgeConfig,
@@ -521,32 +520,20 @@ class Pipeline:
     # ---- construction ----------------------------------------------------------------------------
 
     def _tickets(self, request_id: str, request: PipelineRequest) -> list[StageRequest]:
-        """The request's tickets with what only its admission decides: id, seeds, first chunk."""
+        """The request's tickets with what only its admission decides: id and seeds."""
         seed = request.sampling.seed
         if seed is None:
             seed = secrets.randbits(62)
-        speech = request.speech
-        if speech is not None and speech.initial_codec_chunk_frames is None:
-            speech = msgspec.structs.replace(
-                speech, initial_codec_chunk_frames=self._initial_frames()
-            )
         tickets = []
         for ticket in request.tickets:
             own = ticket.sampling.seed
             sampling = msgspec.structs.replace(ticket.sampling, seed=seed if own is None else own)
             tickets.append(
                 msgspec.structs.replace(
-                    ticket, request_id=request_id, sampling=sampling, speech=speech
+                    ticket, request_id=request_id, sampling=sampling, speech=request.speech
                 )
             )
         return tickets
-
-    def _initial_frames(self) -> int:
-        codec = codec_of(self.config)
-        if codec.initial_codec_chunk_frames != "auto":
-            return codec.initial_codec_chunk_frames
-        speaking = sum(live.request.speech is not None for live in self._live.values())
-        return initial_frames_for_load(speaking, codec.codec_chunk_frames)
 
     def _process_stages(self, specs: list[StageSpec], workers: Sequence[Worker]) -> list[Stage]:
         feed, edge = workers[0].feed, specs[0].upstream

@@ -30,11 +30,21 @@ from stretto.wire import Codec
 
 log = logging.getLogger(__name__)
 
+# A thread that hands something on waits at most so long for the interpreter's lock while the engine
+# computes; Python's own 5 ms are as long as a step of the Thinker (docs/log.md, "Hand-overs").
+SWITCH_S = 0.0005
+
+# torch's convolutions on a CPU are compiled for each shape, and 1024 kept: some 20 shapes of the
+# vocoder, which has about a hundred (docs/log.md, "Kernels that are made at their first use"). In
+# the environment, since that is where oneDNN reads it, at its first use.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
+
 
 def main(arguments: list[str]) -> int:
     control, upstream, downstream = (int(argument) for argument in arguments)
     # The front decides when to stop; an interrupt from the terminal reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_S)
     channel = Channel(socket.socket(fileno=control))
     spec = channel.receive(Codec[StageSpec](StageSpec))
     if spec is None:

@@ -139,11 +139,47 @@ def test_what_a_chunk_holds_does_not_change_when_the_talker_goes_on(tiny_spec: O
     assert not payload.codes.any()
 
 
-def test_the_first_chunk_grows_with_the_load_in_powers_of_two() -> None:
+def test_the_first_chunk_grows_with_the_load_up_to_a_limit() -> None:
     sizes = [initial_frames_for_load(others, 25) for others in range(100)]
-    assert sizes[0] == 2
+    assert sizes[:6] == [2, 2, 3, 3, 4, 4]
     assert sizes == sorted(sizes)
-    assert set(sizes) == {2, 4, 8, 16}
+    assert sizes[-1] == 16
+
+
+def first_sizes(spec: OmniSpec, num_requests: int, *, streaming: bool) -> list[int]:
+    """First portions at the receiver of requests that all came before any of them had a frame."""
+    edge = EdgeConfig(from_stage="talker", to_stage="code2wav", codec=CodecChunkConfig())
+    sender, receiver = (TalkerToCode2Wav(spec, edge, async_chunk=streaming) for _ in range(2))
+    tickets = [ticket(f"r{n}", initial_frames=None) for n in range(num_requests)]
+    streams = [sender.open(request) for request in tickets]
+    inboxes = [receiver.inbox(request) for request in tickets]
+    for stream, inbox in zip(streams, inboxes, strict=True):
+        for number in range(60):
+            for payload in stream.push(SpeechStep(frame(number))):
+                inbox.push(payload)
+        for payload in stream.finish():
+            inbox.push(payload)
+    return [len(inbox.take()[0]) for inbox in inboxes]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_all_of_a_burst_count_for_the_first_chunk_of_each(
+    tiny_spec: OmniSpec, streaming: bool
+) -> None:
+    assert first_sizes(tiny_spec, 1, streaming=streaming) == [2]
+    assert first_sizes(tiny_spec, 10, streaming=streaming) == [6] * 10
+
+
+def test_streams_that_have_gone_do_not_count(tiny_spec: OmniSpec) -> None:
+    edge = EdgeConfig(from_stage="talker", to_stage="code2wav", codec=CodecChunkConfig())
+    bridge = TalkerToCode2Wav(tiny_spec, edge, async_chunk=True)
+    for number in range(10):
+        bridge.open(ticket(f"r{number}", initial_frames=None))
+    stream = bridge.open(ticket("alone", initial_frames=None))
+    assert stream.push(SpeechStep(frame(0))) == ()
+    (payload,) = stream.push(SpeechStep(frame(1)))
+    assert isinstance(payload, CodecFrames)
+    assert (len(payload.codes), payload.initial_frames) == (2, 2)
 
 
 @pytest.mark.parametrize("steady", [1, 2, 3, 10, 16, 25])

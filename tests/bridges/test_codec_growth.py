@@ -65,3 +65,38 @@ def test_sizes_grow_from_the_initial_to_the_steady_one(
     assert full == sorted(full)
     assert all(size <= 25 for size in sizes)
     assert not full or full[0] == 2
+
+
+@pytest.mark.parametrize("initial", [4, 6, 16, 25])
+def test_half_of_the_first_chunk_is_in_hand_while_the_second_is_made(initial: int) -> None:
+    first, second, *rest = sizes_of(400, initial=initial, growth=1.2)
+    assert first == initial
+    assert initial / 2 / 1.2 - 1 < second <= initial / 2
+    grown = [second, *rest[:-1]]
+    assert grown == sorted(grown)
+    assert max(grown) == 25
+
+
+def test_all_streams_grow_in_the_same_steps() -> None:
+    steps = {size for i in range(2, 17) for size in sizes_of(400, initial=i, growth=1.2)[1:-1]}
+    assert steps == set(sizes_of(400, initial=2, growth=1.2)[:-1])
+
+
+def gaps_of_a_late_second_chunk(late: float, initial: int) -> float:
+    """Silence when the Talker, at an RTF of 0.5, is held up by `late` frames after the first."""
+    arrivals, made = [], 0.0
+    sizes = sizes_of(100, initial=initial, growth=1.2)
+    for number, size in enumerate(sizes):
+        made += size * 0.5 + (late if number == 1 else 0.0)
+        arrivals.append(made)
+    played_until, silence = arrivals[0], 0.0
+    for size, arrival in zip(sizes, arrivals, strict=True):
+        silence += max(0.0, arrival - played_until)
+        played_until = max(played_until, arrival) + size
+    return silence
+
+
+@pytest.mark.parametrize("initial", [4, 6, 16])
+def test_a_talker_may_be_held_up_by_three_quarters_of_the_first_chunk(initial: int) -> None:
+    assert gaps_of_a_late_second_chunk(0.75 * initial, initial) == 0.0
+    assert gaps_of_a_late_second_chunk(initial, initial) > 0.0

@@ -13,8 +13,25 @@ from stretto.payloads import CodecFrames
 from tests.fakes import NUM_CODEBOOKS, FrameQueue, ticket
 
 
-def a_scheduler(max_num_seqs: int = 4) -> GenerationScheduler:
-    return GenerationScheduler(max_num_seqs=max_num_seqs, open_inbox=lambda t: FrameQueue())
+class Clock:
+    """Time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def a_scheduler(
+    max_num_seqs: int = 4, *, max_frames: int | None = None, clock: Clock | None = None
+) -> GenerationScheduler:
+    return GenerationScheduler(
+        max_num_seqs=max_num_seqs,
+        open_inbox=lambda t: FrameQueue(),
+        max_frames=max_frames,
+        clock=clock or Clock(),
+    )
 
 
 def frames(first: int, count: int) -> CodecFrames:
@@ -91,7 +108,64 @@ def test_a_call_takes_as_many_as_allowed_and_the_others_have_the_next_turn() -> 
         scheduler.add(ticket(name))
         scheduler.receive(name, (frames(0, 1), frames(1, 1), frames(2, 1)), last=True)
     turns = [[result.request_id for result in run(scheduler)] for _ in range(5)]
-    assert turns == [["a", "b"], ["c", "a"], ["b", "c"], ["a", "b"], ["c"]]
+    # While the clock stands still a and b are dry sooner than c, which has not begun.
+    assert turns == [["a", "b"], ["a", "b"], ["a", "b"], ["c"], ["c"]]
+
+
+def turn(scheduler: GenerationScheduler) -> list[tuple[str, int]]:
+    """Who was in a call, with how many frames."""
+    return [(r.request_id, 0 if r.frames is None else len(r.frames)) for r in run(scheduler)]
+
+
+def test_those_whose_listeners_run_dry_first_go_first() -> None:
+    clock = Clock()
+    scheduler = a_scheduler(max_num_seqs=1, clock=clock)
+    for name, count in (("long", 25), ("short", 2)):
+        scheduler.add(ticket(name))
+        scheduler.receive(name, (frames(0, count),), last=False)
+        assert turn(scheduler) == [(name, count)]
+    # `short` has 160 ms of sound, `long` 2 s; a newcomer has none, and no gap either.
+    scheduler.add(ticket("new"))
+    for name in ("new", "long", "short"):
+        scheduler.receive(name, (frames(0, 3),), last=False)
+    order = [turn(scheduler)[0][0] for _ in range(3)]
+    assert order == ["short", "new", "long"]
+
+
+def test_a_player_that_stood_still_goes_on_from_when_its_sound_came() -> None:
+    clock = Clock()
+    scheduler = a_scheduler(max_num_seqs=1, clock=clock)
+    for name in ("late", "early"):
+        scheduler.add(ticket(name))
+    scheduler.receive("late", (frames(0, 2),), last=False)
+    assert turn(scheduler) == [("late", 2)]
+    clock.now_s += 10.0
+    scheduler.receive("early", (frames(0, 4),), last=False)
+    assert turn(scheduler) == [("early", 4)]
+    scheduler.receive("late", (frames(2, 4),), last=False)
+    assert turn(scheduler) == [("late", 4)]
+    clock.now_s += 0.1
+    for name in ("late", "early"):
+        scheduler.receive(name, (frames(6, 1), frames(7, 1)), last=False)
+    # Both have 220 ms in hand: the ten seconds before do not count against `late`.
+    assert {turn(scheduler)[0][0] for _ in range(2)} == {"late", "early"}
+
+
+def test_a_call_holds_portions_of_like_length_and_so_many_frames() -> None:
+    scheduler = a_scheduler(max_num_seqs=64, max_frames=40)
+    for number, count in enumerate((2, 25, 3, 4, 5, 50, 20)):
+        name = f"{number}"
+        scheduler.add(ticket(name))
+        scheduler.receive(name, (frames(0, count),), last=False)
+    turns = [turn(scheduler) for _ in range(5)]
+    assert turns == [
+        [("0", 2), ("2", 3), ("3", 4)],
+        [("1", 25)],
+        [("4", 5)],
+        # More than allowed, since it is one portion.
+        [("5", 50)],
+        [("6", 20)],
+    ]
 
 
 @pytest.mark.parametrize("when", ["parked", "waiting", "running"])
