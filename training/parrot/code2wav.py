@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo.config as dynamo_config
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -49,6 +50,8 @@ def fuse_snake() -> None:
         alpha, beta = log_alpha.exp()[None, :, None], log_beta.exp()[None, :, None]
         return hidden + (1.0 / (beta + 1e-9)) * torch.sin(hidden * alpha) ** 2
 
+    # One variant for each layer's shape is more than dynamo allows by itself.
+    dynamo_config.recompile_limit = 64
     fused = torch.compile(snake, dynamic=True)
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
@@ -163,14 +166,14 @@ def periodic(wave: Tensor) -> Tensor:
 class Crops:
     """Random crops of codes [b, 16, frames] and their waves [b, samples].
 
-    `predicted_share` of them have the Talker's codes; in some of the others the last codebooks
-    are random, because they are what the Talker predicts worst.
+    `predicted_share` of them have the Talker's codes, which only the first waves need to have; in
+    some of the others the last codebooks are random: the Talker predicts those worst.
     """
 
     def __init__(
         self,
         true_codes: list[Tensor],
-        predicted_codes: list[Tensor] | None,
+        predicted_codes: list[Tensor],
         waves: list[Tensor],
         *,
         predicted_share: float,
@@ -188,12 +191,15 @@ class Crops:
         return torch.stack([codes for codes, _ in crops]), torch.stack([w for _, w in crops])
 
     def _crop(self) -> tuple[Tensor, Tensor]:
-        index = self._rng.randrange(_HELD_OUT, len(self._waves))
-        codes, wave = self._true[index], self._waves[index].float() / 32768
-        if self._predicted is not None and self._rng.random() < self._share:
+        if self._predicted and self._rng.random() < self._share:
+            index = self._rng.randrange(_HELD_OUT, len(self._predicted))
             codes = self._predicted[index]
-        elif self._rng.random() < 0.3:
-            codes = self._blurred(codes)
+        else:
+            index = self._rng.randrange(_HELD_OUT, len(self._waves))
+            codes = self._true[index]
+            if self._rng.random() < 0.3:
+                codes = self._blurred(codes)
+        wave = self._waves[index].float() / 32768
         missing = _CROP_FRAMES - len(codes)
         if missing > 0:
             codes = torch.cat([codes, codes[-1:].expand(missing, -1)])
@@ -231,10 +237,9 @@ def main() -> None:
     waves = [torch.from_numpy(samples) for samples in load(workspace.waveforms)["waveforms"]]
     utterances = load_utterances(workspace.codes)[: len(waves)]
     true_codes = [torch.from_numpy(each.codes.astype(np.int64)) for each in utterances]
-    predicted = None
+    predicted = []
     if not options.true_codes_only:
         predicted = load_predicted_codes(workspace.predicted_codes)
-        waves = waves[: len(predicted)]
 
     run = "true codes" if options.true_codes_only else "predicted codes"
     model = new_code2wav(tokenizer)

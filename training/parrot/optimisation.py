@@ -20,13 +20,18 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose step is made orthogonal: every direction of a matrix learns equally fast.
 
     Takes matrices [rows, columns] and stacks of them [n, rows, columns]; those of one shape are
-    orthogonalised together. The step has the size that AdamW's would have at the same rate.
+    orthogonalised together. At the same rate the step is as large as AdamW's, times `scale`.
     """
 
     def __init__(
-        self, matrices: Iterable[Tensor], *, momentum: float = 0.95, weight_decay: float = 0.03
+        self,
+        matrices: Iterable[Tensor],
+        *,
+        scale: float = 2.0,
+        momentum: float = 0.95,
+        weight_decay: float = 0.03,
     ) -> None:
-        super().__init__(list(matrices), {"lr": 0.0})
+        super().__init__(list(matrices), {"lr": 0.0, "scale": scale})
         self._momentum = momentum
         self._weight_decay = weight_decay
 

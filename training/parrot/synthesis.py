@@ -41,9 +41,19 @@ class Spoken:
     samples: np.ndarray
 
 
+def save_utterances(path: Path, utterances: list[Utterance]) -> None:
+    save(
+        path,
+        texts=[utterance.text for utterance in utterances],
+        token_ids=[utterance.token_ids for utterance in utterances],
+        codes=[utterance.codes for utterance in utterances],
+    )
+
+
 def load_utterances(path: Path) -> list[Utterance]:
-    utterances: list[Utterance] = load(path)["utterances"]
-    return utterances
+    content = load(path)
+    columns = zip(content["texts"], content["token_ids"], content["codes"], strict=True)
+    return [Utterance(*column) for column in columns]
 
 
 class Synthesizer:
@@ -82,7 +92,7 @@ def _speak_block(lines: list[str]) -> list[Spoken]:
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--waveforms", type=int, default=4000, help="utterances kept as sound")
+    parser.add_argument("--waveforms", type=int, default=2500, help="utterances kept as sound")
     options = parser.parse_args()
     workspace = open_workspace(options)
     lines = workspace.corpus.read_text().splitlines()
@@ -103,8 +113,8 @@ def main() -> None:
                 seconds = time.monotonic() - began
                 print(f"{index * _BLOCK_LINES} lines in {seconds:.0f} s", flush=True)
                 # The Talker may begin on these; started again, it takes what is there then.
-                save(workspace.codes, utterances=utterances)
-    save(workspace.codes, utterances=utterances)
+                save_utterances(workspace.codes, utterances)
+    save_utterances(workspace.codes, utterances)
     # Last: it says that the step is done.
     save(workspace.waveforms, waveforms=waveforms)
     hours = sum(len(utterance.codes) for utterance in utterances) * 1920 / SAMPLE_RATE / 3600
