@@ -118,12 +118,19 @@ def codec_flags(steady: int, initial: int | str = "auto") -> dict[str, Any]:
     return {"connectors": {"talker->code2wav": {"codec": codec}}}
 
 
-def portions(num_frames: int, *, initial: int, steady: int = 25, growth: float = 1.2) -> list[int]:
+def portions(
+    num_frames: int, *, initial: int, steady: int = 25, growth: float | None = 1.2
+) -> list[int]:
     """The sizes in which the default deployment cuts so many frames."""
-    size, sizes = float(initial), list[int]()
+    sizes, size = [min(initial, num_frames)], float(steady)
+    if growth is not None:
+        # All grow by the same steps from 2, this one from half of its first.
+        size = min(initial, 2.0)
+        while size * growth <= initial / 2:
+            size *= growth
     while sum(sizes) < num_frames:
         sizes.append(min(int(size), num_frames - sum(sizes)))
-        size = min(size * growth, steady)
+        size = min(size * (growth or 1.0), steady)
     return sizes
 
 
@@ -286,7 +293,7 @@ def test_how_chunks_grow_changes_nothing_but_their_sizes(
     assert_same_words_and_codes(got, expected)
     assert_same_sound(got, expected)
     sizes = [event.num_frames for event in events if isinstance(event, AudioDelta)]
-    assert sizes == portions(NUM_FRAMES, initial=2, growth=growth or 1000.0)
+    assert sizes == portions(NUM_FRAMES, initial=2, growth=growth)
 
 
 def test_what_the_prefix_cache_knows_changes_nothing_but_the_work(
