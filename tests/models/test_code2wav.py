@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers.models.qwen3_omni_moe import configuration_qwen3_omni_moe as configurations
-from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as reference_models
 
-from stretto.models.code2wav import Code2Wav, Code2WavConfig
+from stretto.models.code2wav import Code2Wav
 from stretto.models.qwen3_omni.spec import OmniSpec
-from tests.models.small import load, save_as, scatter
 from tests.models.sound import (
     assert_exact,
     assert_same_sound,
@@ -24,6 +20,7 @@ from tests.models.sound import (
     some_codes,
     streamed,
 )
+from tests.models.vocoders import VOCODERS, Vocoder, omni_vocoder, tts_vocoder
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -51,64 +48,23 @@ def test_the_config_knows_how_many_samples_frames_have(tiny_spec: OmniSpec) -> N
 
 # ---- small vocoders of several shapes ------------------------------------------------------------
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "as published, small": {},
-    "a window of three": {"sliding_window": 3},
-    "other rates": {"upsample_rates": [2, 3], "upsampling_ratios": [3], "decoder_dim": 32},
-    "one layer, one codebook": {"num_hidden_layers": 1, "num_quantizers": 1},
-    "one ratio": {"upsampling_ratios": [2], "upsample_rates": [4, 2]},
-}
+
+@pytest.fixture(scope="module", params=list(VOCODERS.values()), ids=list(VOCODERS))
+def vocoder(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Vocoder:
+    make, changes = request.param
+    made: Vocoder = make(tmp_path_factory.mktemp("vocoder"), changes)
+    return made
 
 
-def a_vocoder(directory: Path, changes: dict[str, Any]) -> tuple[Any, Code2Wav]:
-    """transformers' and ours over the same weights."""
-    base: dict[str, Any] = {
-        "codebook_size": 20, "num_quantizers": 4, "hidden_size": 32, "intermediate_size": 24,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
-        "sliding_window": 8, "upsample_rates": [8, 5, 4, 3], "upsampling_ratios": [2, 2],
-        "decoder_dim": 32, "max_position_embeddings": 8000,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-        **changes,
-    }  # fmt: skip
-    theirs = configurations.Qwen3OmniMoeCode2WavConfig(**base)
-    reference: Any = reference_models.Qwen3OmniMoeCode2Wav(theirs)
-    scatter(reference, seed=5)
-    # Loud enough to be heard, not so loud that everything is clipped.
-    reference.decoder[-1].conv.weight.data *= 0.05
-    save_as(directory, reference, "code2wav.")
-    config = Code2WavConfig(
-        num_codebooks=base["num_quantizers"],
-        codebook_size=base["codebook_size"],
-        hidden_size=base["hidden_size"],
-        num_layers=base["num_hidden_layers"],
-        num_heads=base["num_attention_heads"],
-        head_dim=base["hidden_size"] // base["num_attention_heads"],
-        intermediate_size=base["intermediate_size"],
-        rms_norm_eps=theirs.rms_norm_eps,
-        rope_theta=1e4,
-        sliding_window=base["sliding_window"],
-        upsampling_ratios=tuple(base["upsampling_ratios"]),
-        upsample_rates=tuple(base["upsample_rates"]),
-        decoder_dim=base["decoder_dim"],
-    )
-    model = load(directory, lambda source: Code2Wav(source, config), torch.float64)
-    return reference.double().eval(), model
-
-
-@pytest.fixture(scope="module", params=list(SHAPES.values()), ids=list(SHAPES))
-def vocoder(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Any, Code2Wav]:
-    return a_vocoder(tmp_path_factory.mktemp("vocoder"), request.param)
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: Any) -> tuple[Any, Code2Wav]:
-    return a_vocoder(tmp_path_factory.mktemp("vocoder"), {})
+@pytest.fixture(scope="module", params=[omni_vocoder, tts_vocoder])
+def published(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Vocoder:
+    """With the published rates."""
+    made: Vocoder = request.param(tmp_path_factory.mktemp("vocoder"), {})
+    return made
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 25])
-def test_a_vocoder_of_any_shape_streams_what_it_decodes(
-    vocoder: tuple[Any, Code2Wav], size: int
-) -> None:
+def test_a_vocoder_of_any_shape_streams_what_it_decodes(vocoder: Vocoder, size: int) -> None:
     reference, model = vocoder
     codes = some_codes(model.config, 40)
     expected = one_shot(reference, codes)
@@ -119,9 +75,7 @@ def test_a_vocoder_of_any_shape_streams_what_it_decodes(
 
 
 @pytest.mark.parametrize("rest", range(25))
-def test_every_remainder_is_heard_to_the_last_sample(
-    published: tuple[Any, Code2Wav], rest: int
-) -> None:
+def test_every_remainder_is_heard_to_the_last_sample(published: Vocoder, rest: int) -> None:
     reference, model = published
     codes = some_codes(model.config, 75 + rest, seed=rest)
     got = streamed(model, codes, [4, *portions_of(71 + rest, 25)])
@@ -129,7 +83,7 @@ def test_every_remainder_is_heard_to_the_last_sample(
 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 3])
-def test_the_shortest_of_streams_are_heard(vocoder: tuple[Any, Code2Wav], num_frames: int) -> None:
+def test_the_shortest_of_streams_are_heard(vocoder: Vocoder, num_frames: int) -> None:
     reference, model = vocoder
     codes = some_codes(model.config, num_frames)
     for size in {1, num_frames}:
@@ -139,7 +93,7 @@ def test_the_shortest_of_streams_are_heard(vocoder: tuple[Any, Code2Wav], num_fr
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8))
-def test_any_portions_will_do(published: tuple[Any, Code2Wav], portions: list[int]) -> None:
+def test_any_portions_will_do(published: Vocoder, portions: list[int]) -> None:
     reference, model = published
     with torch.inference_mode():
         codes = some_codes(model.config, sum(portions))
@@ -156,7 +110,7 @@ def test_any_portions_will_do(published: tuple[Any, Code2Wav], portions: list[in
     st.randoms(),
 )
 def test_streams_that_come_and_go_share_a_batch_and_hear_nothing_of_each_other(
-    published: tuple[Any, Code2Wav], talks: list[tuple[int, list[int]]], random: Any
+    published: Vocoder, talks: list[tuple[int, list[int]]], random: Any
 ) -> None:
     """Each stream joins at its step, and gives portions of its own sizes, in any order of rows."""
     reference, model = published
@@ -186,14 +140,14 @@ def test_streams_that_come_and_go_share_a_batch_and_hear_nothing_of_each_other(
                 assert_exact(model, reference, own[:num_fed], torch.cat(heard[at]))
 
 
-def test_the_same_portions_give_the_same_bits(published: tuple[Any, Code2Wav]) -> None:
+def test_the_same_portions_give_the_same_bits(published: Vocoder) -> None:
     _, model = published
     codes = some_codes(model.config, 60)
     once, again = (streamed(model, codes, portions_of(60, 7)) for _ in range(2))
     assert torch.equal(once, again)
 
 
-def test_what_a_stream_remembers_does_not_grow(published: tuple[Any, Code2Wav]) -> None:
+def test_what_a_stream_remembers_does_not_grow(published: Vocoder) -> None:
     _, model = published
     state = model.open()
 
@@ -210,7 +164,7 @@ def test_what_a_stream_remembers_does_not_grow(published: tuple[Any, Code2Wav]) 
 
 
 def test_the_samples_of_a_stream_are_not_overwritten_by_the_next_feed(
-    published: tuple[Any, Code2Wav],
+    published: Vocoder,
 ) -> None:
     _, model = published
     state = model.open()
