@@ -42,7 +42,7 @@ class TextToTalker:
     def inbox(self, ticket: StageRequest) -> TextInbox:
         assert ticket.speech is not None
         assert ticket.speech.prompt is not None
-        return TextInbox(self._spec, ticket.speech.prompt)
+        return TextInbox(self._spec, ticket.speech.prompt, max_positions=ticket.max_positions)
 
 
 class TextInbox:
@@ -51,7 +51,8 @@ class TextInbox:
     It never pads where text may still come: the end of speech enters only once the text has ended.
     """
 
-    def __init__(self, spec: TtsSpec, prompt: SpeechPrompt) -> None:
+    def __init__(self, spec: TtsSpec, prompt: SpeechPrompt, *, max_positions: int) -> None:
+        """`max_positions` the request can have at most; text beyond them is not kept."""
         ids, codec = spec.prompt_ids, spec.talker.codec_ids
         self._eos, self._pad = ids.tts_eos, ids.tts_pad
         self._codec = codec
@@ -60,6 +61,7 @@ class TextInbox:
         codes = prompt.reference_codes
         self._num_reference = 0 if codes is None else len(codes)
         self._text = [*prompt.reference_text_ids, *prompt.text_ids]
+        self._max_positions = max_positions
         self._ended = not prompt.text_follows
         assert self._ended or not prompt.text_first, "a text that comes first is whole"
         self.prompt_length: int | None = prompt_positions(prompt)
@@ -112,7 +114,8 @@ class TextInbox:
     def push(self, payload: Payload) -> None:
         match payload:
             case SpokenTokens(token_ids=token_ids):
-                self._text += token_ids.tolist()
+                room = max(self._max_positions - len(self._text), 0)
+                self._text += token_ids[:room].tolist()
             case ThinkerPrompt() | CodecFrames():
                 raise TypeError(f"{type(payload).__name__} arrived at a Talker that reads texts")
 
