@@ -47,13 +47,9 @@ class Frontend(abc.ABC):
 
     def __init__(self, model: Model, *, cache_dir: Path) -> None:
         """Raises CheckpointError when the directory is not a checkpoint of this architecture."""
-        from transformers import AutoTokenizer
-
         self.model = model
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(
-                model.directory, local_files_only=True
-            )
+            self.tokenizer = self._load_tokenizer(model.directory)
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"{model.directory}: {error}") from error
         self.tokenizer_file = self._write_tokenizer(cache_dir)
@@ -90,6 +86,11 @@ class Frontend(abc.ABC):
     @abc.abstractmethod
     def warm_up(self) -> PipelineRequest:
         """A short request that goes through all stages."""
+
+    def _load_tokenizer(self, directory: Path) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
 
     @abc.abstractmethod
     def _read_spec(self) -> ModelSpec:

@@ -340,6 +340,14 @@ class TtsFrontend(Frontend):
 
         return PieceTokenizer(self.plain_ids, words)
 
+    def _load_tokenizer(self, directory: Path) -> Any:
+        from transformers import AutoTokenizer, PreTrainedConfig
+
+        # transformers knows no config of this model and warns of it; the tokenizer needs none.
+        return AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, config=PreTrainedConfig()
+        )
+
     def _read_spec(self) -> TtsSpec:
         directory = self.model.directory
         codec = read_json(directory / SPEECH_TOKENIZER / "config.json")

@@ -200,7 +200,7 @@ class ChunkTransferAdapter(TransferAdapter):
                         request_id,
                         edge.label,
                         f"waited {self._chunk_timeout_s:.1f} s for chunk {stream.next_index} "
-                        f"(chunk_timeout_s); is stage {edge.from_stage} alive?",
+                        f"(chunk_timeout_s); is {edge.from_stage} alive?",
                     )
                 )
                 self.drop(request_id)

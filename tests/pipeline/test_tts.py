@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.api import Answer, AsyncOmni, Omni, collect
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, StageFailed
 from stretto.events import AudioDelta, Failed, Finished
 from stretto.pipeline.tts_frontend import TtsFrontend, Voice
 from tests.reference_tts import load_reference, reference_codes
@@ -139,6 +141,7 @@ def test_codes_and_sound_are_the_references(name: str, async_chunk: bool, cache_
         assert omni.pipeline.is_empty
 
 
+@pytest.mark.process
 def test_stages_in_processes_say_the_same_side_by_side_and_as_text_comes(cache_dir: Path) -> None:
     codes, audio = expected("text beside the frames", cache_dir)
     take = TAKES["text beside the frames"]
@@ -230,6 +233,55 @@ def test_a_writer_that_fails_ends_its_request_and_is_heard_of(omni: Omni) -> Non
     with pytest.raises(KeyError, match="the writer's own"):
         list(omni.speak(writer()))
     assert omni.pipeline.is_empty
+
+
+def test_a_writer_that_falls_silent_is_waited_for_and_then_named(cache_dir: Path) -> None:
+    async def run() -> None:
+        flags = {"chunk_timeout_s": 0.5}
+        async with AsyncOmni("tiny-tts", inline=True, cache_dir=cache_dir, flags=flags) as omni:
+            handle = omni.submit_pieces(sampling=GREEDY)
+            handle.feed("Hello there, my ")
+            events = [event async for event in handle]
+            assert isinstance(events[-1], Failed)
+            assert "client->talker" in str(events[-1].error)
+            handle.feed("friend.")
+            await handle.abort()
+            assert omni.pipeline.is_empty
+
+    asyncio.run(run())
+
+
+def test_a_listener_who_leaves_ends_the_request_in_every_stage(cache_dir: Path) -> None:
+    async def run() -> None:
+        async with AsyncOmni("tiny-tts", inline=True, cache_dir=cache_dir) as omni:
+            handle = omni.submit_pieces(sampling=GREEDY)
+            handle.feed("Hello there, my ")
+            async for event in handle:
+                assert isinstance(event, AudioDelta)
+                break
+            await handle.abort()
+            handle.feed("friend.")
+            handle.end_text()
+            assert omni.pipeline.is_empty
+
+    asyncio.run(run())
+
+
+@pytest.mark.process
+def test_a_talker_that_dies_fails_its_texts_and_says_so(cache_dir: Path) -> None:
+    async def run() -> None:
+        async with AsyncOmni("tiny-tts", cache_dir=cache_dir) as omni:
+            handle = omni.submit_pieces(sampling=GREEDY)
+            handle.feed("Hello there, my ")
+            os.kill(omni.pipeline.stage_pids["talker"], signal.SIGKILL)
+            events = [event async for event in handle]
+            assert isinstance(events[-1], Failed)
+            assert "talker" in str(events[-1].error)
+            handle.feed("friend.")
+            with pytest.raises(StageFailed, match="talker"):
+                omni.submit_pieces(sampling=GREEDY)
+
+    asyncio.run(run())
 
 
 # ---- limits and refusals -------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def test_a_lost_last_chunk_fails_its_request_when_the_deadline_is_over(clock: Cl
         assert receiver.arrivals() == []
         clock.now_s += 0.2
         assert failures(receiver.arrivals()) == {
-            "r": "waited 5.0 s for chunk 2 (chunk_timeout_s); is stage thinker alive?"
+            "r": "waited 5.0 s for chunk 2 (chunk_timeout_s); is thinker alive?"
         }
         assert receiver.num_streams == 0
         assert receiver.arrivals() == []
