@@ -277,7 +277,8 @@ def _predictor_frame(talker: Talker, rows: int, noted: _Noted) -> _Kernel:
         "code predictor",
         lambda: predictor.generate(hidden, first, lambda logits, _: logits.argmax(-1)),
         rows=rows,
-        resident=layers + heads,
+        # What is read again and again lies nearer than all of it would.
+        resident=layers,
         traffic=(predictor.num_codebooks - 1) * layers + heads,
     )
 
