@@ -223,7 +223,7 @@ def load_predicted_codes(path: Path) -> list[Tensor]:
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--steps", type=int, default=1800)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--peak", type=float, default=1e-3, help="highest learning rate")
     parser.add_argument("--batch-size", type=int, default=6)
     parser.add_argument("--predicted-share", type=float, default=0.6)

@@ -17,7 +17,7 @@ _AT_ONCE = 32
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--utterances", type=int, default=800)
+    parser.add_argument("--utterances", type=int, default=400)
     options = parser.parse_args()
     workspace = open_workspace(options)
     utterances = load_utterances(workspace.codes)[: options.utterances]

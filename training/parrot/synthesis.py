@@ -1,4 +1,4 @@
-"""Step 5: the whole corpus spoken on the frame grid and encoded.
+"""Step 5: the corpus spoken on the frame grid and encoded.
 
 Leaves every utterance as token ids and codec frames, and the first few thousand as sound too,
 which is what Code2Wav is trained on.
@@ -92,10 +92,11 @@ def _speak_block(lines: list[str]) -> list[Spoken]:
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
+    parser.add_argument("--lines", type=int, default=32_000, help="of the corpus")
     parser.add_argument("--waveforms", type=int, default=2500, help="utterances kept as sound")
     options = parser.parse_args()
     workspace = open_workspace(options)
-    lines = workspace.corpus.read_text().splitlines()
+    lines = workspace.corpus.read_text().splitlines()[: options.lines]
     blocks = [lines[i : i + _BLOCK_LINES] for i in range(0, len(lines), _BLOCK_LINES)]
     utterances: list[Utterance] = []
     waveforms: list[np.ndarray] = []
