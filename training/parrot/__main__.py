@@ -25,7 +25,7 @@ def commands(workspace: Workspace) -> list[tuple[str, list[str], Path | None]]:
         ("code2wav", ["--true-codes-only"], workspace.predicted_codes),
         ("assemble", [], workspace.predicted_codes),
         ("prediction", [], workspace.predicted_codes),
-        ("code2wav", ["--steps", "600"], None),
+        ("code2wav", ["--steps", "600", "--peak", "6e-4"], None),
         ("assemble", [], None),
         ("quality", [], None),
     ]
