@@ -11,7 +11,7 @@ FAILS_AT_FRAME = 6
 
 class BreakingBridge(TalkerToCode2Wav):
     def open(self, ticket: StageRequest) -> TalkerStream:
-        return BreakingStream(self._chunker(ticket), streaming=True)
+        return BreakingStream(self, ticket, streaming=True)
 
 
 class BreakingStream(TalkerStream):
