@@ -35,9 +35,7 @@ class TalkerToCode2Wav:
         return stream
 
     def inbox(self, ticket: StageRequest) -> CodecInbox:
-        assert ticket.speech is not None
-        prompt = ticket.speech.prompt
-        return CodecInbox(self, ticket, None if prompt is None else prompt.reference_codes)
+        return CodecInbox(self, ticket)
 
     def initial_frames(self, ticket: StageRequest) -> int:
         """The first portion of a stream that begins now: as fixed, or by who else is speaking."""
@@ -101,19 +99,17 @@ class CodecInbox:
     hears them as what was just said, and their sound is nobody's.
     """
 
-    def __init__(
-        self,
-        bridge: TalkerToCode2Wav,
-        ticket: StageRequest,
-        reference: np.ndarray | None = None,
-    ) -> None:
+    def __init__(self, bridge: TalkerToCode2Wav, ticket: StageRequest) -> None:
         self._bridge = bridge
         self._ticket = ticket
         # Made when the first frames say how it is to cut.
         self._chunker: CodecChunker | None = None
         self._ended = False
         self._reference: list[np.ndarray] = []
-        if reference is not None:
+        assert ticket.speech is not None
+        prompt = ticket.speech.prompt
+        if prompt is not None and prompt.reference_codes is not None:
+            reference = prompt.reference_codes
             portions = range(0, len(reference), REFERENCE_PORTION)
             self._reference = [reference[at : at + REFERENCE_PORTION] for at in portions]
 

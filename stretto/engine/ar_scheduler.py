@@ -60,12 +60,12 @@ class ARRequest(Request[ARInbox]):
         count, self.num_unreported = self.num_unreported, 0
         return count
 
-    def append(self, token_id: int) -> None:
+    def count_repeats(self) -> None:
+        """Looks at the last id; once for each, where circles are looked for."""
+        *before, last = self.output_ids[-MAX_PERIOD - 1 :]
         for index, count in enumerate(self._repeated):
-            period = index + 1
-            again = len(self.output_ids) >= period and self.output_ids[-period] == token_id
+            again = len(before) > index and before[-index - 1] == last
             self._repeated[index] = count + 1 if again else 0
-        self.output_ids.append(token_id)
 
     @property
     def num_repeated(self) -> int:
@@ -140,7 +140,9 @@ class ARScheduler(TableScheduler[ARRequest]):
             token_id = None if index is None else token_ids[index]
             text, reason = "", None
             if token_id is not None:
-                request.append(token_id)
+                request.output_ids.append(token_id)
+                if self._max_repeated is not None:
+                    request.count_repeats()
                 text, reason = self._end_of(request, token_id)
             self._settle(request, reason)
             results.append(

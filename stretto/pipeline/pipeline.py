@@ -90,7 +90,7 @@ CLIENT_ID = -1
 class PipelineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request whose every value was checked: a ticket for each stage that works on it, in order.
 
-    Ids, seeds and the size of the first codec chunk are still to be given, by the pipeline.
+    Ids and seeds are still to be given, by the pipeline.
     """
 
     tickets: tuple[StageRequest, ...]

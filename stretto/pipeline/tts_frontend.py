@@ -41,7 +41,7 @@ from stretto.request import (
 from stretto.text import PieceTokenizer
 
 if TYPE_CHECKING:
-    from stretto.models.qwen3_tts.voices import VoiceEncoder
+    from stretto.models.qwen3_tts.voices import ClonedVoice, VoiceEncoder
 
 AUTO_LANGUAGE = "auto"
 # <|im_start|> assistant \n
@@ -327,8 +327,8 @@ class TtsFrontend(Frontend):
             return _Encoded(voice.speaker_embedding.astype(np.float32), None, ())
         if voice.samples is None:
             raise InvalidRequest("ref_audio", "a voice needs ref_audio or a speaker_embedding")
-        embedding, codes = self._voices.encode(voice.samples, voice.sample_rate)
-        return _Encoded(embedding, codes if text_ids else None, text_ids)
+        heard = self._voices.encode(voice.samples, voice.sample_rate, with_codes=bool(text_ids))
+        return _Encoded(heard.speaker_embedding, heard.ref_codes, text_ids)
 
     def _piece_tokenizer(self) -> PieceTokenizer:
         backend = self.tokenizer.backend_tokenizer
@@ -365,16 +365,17 @@ class _KeptVoices:
         self._spec = spec
         self._lock = threading.Lock()
         self._encoder: VoiceEncoder | None = None
-        self._kept: OrderedDict[str, tuple[np.ndarray, np.ndarray]] = OrderedDict()
+        self._kept: OrderedDict[str, ClonedVoice] = OrderedDict()
 
-    def encode(self, samples: np.ndarray, sample_rate: int) -> tuple[np.ndarray, np.ndarray]:
-        """Speaker embedding float32 [H] and codes int16 [frames, num_codebooks].
+    def encode(self, samples: np.ndarray, sample_rate: int, *, with_codes: bool) -> ClonedVoice:
+        """The voice, with its codes or only its speaker.
 
         Raises:
             InvalidRequest: the sound is too short, too long, or not finite.
         """
         content = np.ascontiguousarray(samples, dtype=np.float32)
-        key = hashlib.sha256(content.tobytes() + f"@{sample_rate}".encode()).hexdigest()
+        how = f"@{sample_rate} {with_codes}".encode()
+        key = hashlib.sha256(content.tobytes() + how).hexdigest()
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -384,9 +385,9 @@ class _KeptVoices:
                 from stretto.models.qwen3_tts.voices import VoiceEncoder
 
                 self._encoder = VoiceEncoder(self._model.directory, self._spec)
-            voice = self._encoder.encode(content, sample_rate)
-            assert voice.ref_codes is not None
-            self._kept[key] = voice.speaker_embedding, voice.ref_codes
+            voice = self._kept[key] = self._encoder.encode(
+                content, sample_rate, with_codes=with_codes
+            )
             if len(self._kept) > MAX_KEPT_VOICES:
                 self._kept.popitem(last=False)
-            return self._kept[key]
+            return voice

@@ -21,6 +21,7 @@ from stretto.api import Answer, AsyncOmni, Omni, collect
 from stretto.errors import InvalidRequest, StageFailed
 from stretto.events import AudioDelta, Failed, Finished
 from stretto.pipeline.tts_frontend import TtsFrontend, Voice
+from stretto.verify.tts import sample_sound
 from tests.reference_tts import load_reference, reference_codes
 
 TEXT = "Computers can learn to speak with very small models."
@@ -69,14 +70,6 @@ TAKES = {
         ref_text=REFERENCE_TEXT,
     ),
 }
-
-
-def sample_sound() -> np.ndarray:
-    """Two seconds of something that is not silence, float32 at 24 kHz."""
-    rng = np.random.default_rng(7)
-    time = np.arange(2 * 24000) / 24000
-    tone = 0.3 * np.sin(2 * np.pi * (140 + 40 * np.sin(2 * np.pi * 1.5 * time)) * time)
-    return (tone + 0.01 * rng.standard_normal(len(time))).astype(np.float32)
 
 
 @cache
