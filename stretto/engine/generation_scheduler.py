@@ -2,7 +2,7 @@
 
     dry at      the time at which a player that began with the first sound has played all of it
     a call      the request that is dry first, and with it those behind it with portions of like
-                length, up to so many frames; the others' turn is the next call
+                length, up to so many frames; 1, 2, 4, 8 ... of them, the others' turn is the next
 
 What a call has decoded leaves when it ends, so a call with everybody in it would make everybody
 wait for the last, and a short portion beside a long one would wait for the long one.
@@ -98,22 +98,30 @@ class GenerationScheduler(TableScheduler[GenerationRequest]):
         ready = sorted(
             self._table.with_status(RequestStatus.RUNNING), key=lambda request: request.dry_s
         )
-        items: list[ScheduledFrames] = []
+        items = [
+            ScheduledFrames(request.request_id, NOWHERE, *request.inbox.take())
+            for request in self._call_of(ready)
+        ]
+        return GenerationBatch(tuple(admitted), tuple(items)) if items else None
+
+    def _call_of(self, ready: list[GenerationRequest]) -> list[GenerationRequest]:
+        """Who goes into the next call, of those that are ready in the order of their need."""
+        chosen: list[GenerationRequest] = []
         longest = shortest = 0
         for request in ready:
             portion = request.inbox.portion_frames
-            if items:
-                if len(items) == self._max_num_seqs:
+            if chosen:
+                if len(chosen) == self._max_num_seqs:
                     break
                 wide, narrow = max(longest, portion), min(shortest, portion)
-                padded = (len(items) + 1) * wide
+                padded = (len(chosen) + 1) * wide
                 if wide > LIKE_LENGTH * narrow or padded > (self._max_frames or padded):
                     continue
-            frames, heard = request.inbox.take()
-            items.append(ScheduledFrames(request.request_id, NOWHERE, frames, heard))
+            chosen.append(request)
             longest = max(longest, portion)
             shortest = min(shortest, portion) if shortest else portion
-        return GenerationBatch(tuple(admitted), tuple(items)) if items else None
+        # A vocoder's kernels are made for each number of rows: powers of two are few.
+        return chosen[: 1 << len(chosen).bit_length() - 1] if chosen else []
 
     def update(
         self, batch: GenerationBatch, token_ids: list[int], step_s: float

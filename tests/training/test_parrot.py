@@ -19,13 +19,17 @@ from training.parrot.optimisation import Cosine, orthogonal
 from training.parrot.quality import ends_cleanly, warped_distances, word_errors
 from training.parrot.speech import (
     DELAY_FRAMES,
-    FRAME_MELS,
+    FRAME_FEATURES,
     FRAME_SAMPLES,
+    NUM_MELS,
     PULSE_SAMPLES,
+    PULSES_PER_FRAME,
     SAMPLE_RATE,
+    Part,
     Stretch,
-    frame_mels,
-    pulse_locked,
+    analysed,
+    source_times,
+    synthesised,
 )
 from training.parrot.spoken_numbers import in_words
 from training.parrot.synthesis import Utterance
@@ -118,29 +122,59 @@ def pulse_train(period: int, seconds: float) -> np.ndarray:
     return np.convolve(wave, np.hanning(31), "same").astype(np.float32)
 
 
+def a_word(start: float, end: float, frames: int) -> Stretch:
+    return Stretch((Part(start, end, 1.0),), frames)
+
+
 @pytest.mark.parametrize("period", [225, 240, 252])
 def test_a_drone_comes_out_with_a_pulse_at_each_place_of_the_grid(period: int) -> None:
     source = pulse_train(period, 0.6)
-    locked = pulse_locked(source, [Stretch(None, 2), Stretch((2400.0, 12000.0), 5)])
-    assert len(locked) == 7 * FRAME_SAMPLES
-    assert not locked[: 2 * FRAME_SAMPLES - PULSE_SAMPLES].any()
-    spoken = locked[3 * FRAME_SAMPLES : 7 * FRAME_SAMPLES]
-    places = spoken.reshape(-1, PULSE_SAMPLES).argmax(1)
+    times = source_times([Stretch((), 2), a_word(2400.0, 12000.0, 5)])
+    mels, voicing = analysed(source, times)
+    assert mels.shape == (7 * PULSES_PER_FRAME, NUM_MELS)
+    assert (voicing[3 * PULSES_PER_FRAME :] > 0.8).all()
+    spoken = synthesised(mels, voicing)
+    assert len(spoken) == 7 * FRAME_SAMPLES
+    assert np.abs(spoken[: 2 * FRAME_SAMPLES - PULSE_SAMPLES]).max() < 1e-4
+    places = spoken[3 * FRAME_SAMPLES :].reshape(-1, PULSE_SAMPLES).argmax(1)
     assert np.ptp(places) <= 2
-    assert frame_mels(locked).shape == (7, FRAME_MELS)
+
+
+def test_noise_is_the_same_in_every_frame_and_as_loud_as_its_source() -> None:
+    source = 0.1 * np.random.default_rng(0).normal(size=48_000).astype(np.float32)
+    mels, voicing = analysed(source, source_times([a_word(2400.0, 40_800.0, 20)]))
+    assert voicing.mean() < 0.2
+    steady = np.tile(mels.mean(0), (len(mels), 1))
+    spoken = synthesised(steady, np.zeros_like(voicing))[FRAME_SAMPLES:-FRAME_SAMPLES]
+    frames = spoken.reshape(-1, FRAME_SAMPLES)
+    np.testing.assert_allclose(frames, frames[:1].repeat(len(frames), 0), atol=1e-5)
+    # White noise up to 12 kHz; the voice ends at 11.
+    assert float(spoken.std()) == pytest.approx(0.1, rel=0.15)
 
 
 def test_silence_stays_silent() -> None:
-    assert not pulse_locked(np.zeros(24_000, np.float32), [Stretch((0.0, 24_000.0), 9)]).any()
+    mels, voicing = analysed(np.zeros(24_000, np.float32), source_times([a_word(0.0, 24_000.0, 9)]))
+    assert np.abs(synthesised(mels, voicing)).max() < 1e-4
+
+
+def test_vowels_give_way_before_plosives() -> None:
+    burst, vowel = Part(0.0, 1920.0, 0.15), Part(1920.0, 5760.0, 1.0)
+    times = source_times([Stretch((burst, vowel), 5)])
+    assert len(times) == 5 * PULSES_PER_FRAME
+    assert (np.diff(times) > 0).all()
+    in_burst = int((times < 1920).sum()) * PULSE_SAMPLES
+    assert 1920 < in_burst < 1920 * 5 / 3
+    assert np.isnan(source_times([Stretch((), 1)])).all()
 
 
 def test_each_stage_of_the_codec_comes_nearer() -> None:
     torch.manual_seed(0)
-    mels = torch.randn(2000, 12) @ torch.randn(12, FRAME_MELS) + torch.randn(2000, FRAME_MELS)
-    codec = fit_codec(mels)
-    codes = codec.encode(mels)
+    features = torch.randn(2000, 12) @ torch.randn(12, FRAME_FEATURES)
+    features += torch.randn(2000, FRAME_FEATURES)
+    codec = fit_codec(features)
+    codes = codec.encode(features)
     assert codes.shape == (2000, NUM_CODEBOOKS)
-    errors = [float((codec.decode(codes[:, :n]) - mels).norm()) for n in (1, 2, 4, 16)]
+    errors = [float((codec.decode(codes[:, :n]) - features).norm()) for n in (1, 2, 4, 16)]
     assert errors == sorted(errors, reverse=True)
 
 

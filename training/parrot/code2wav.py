@@ -1,9 +1,9 @@
 """Step 8: Code2Wav, from codec frames to the wave itself.
 
-The voice has one pitch and its pulses stand on the frame grid, so the wave nearly follows from
-the codes and plain regression is enough: spectra everywhere, and where the voice is periodic
-the samples too. It learns on true codes first (`--true-codes-only`), and then mostly on those
-that the Talker predicts, because those are what it will hear.
+The target wave was built from what the codes encode, pulses, noise and all, so plain regression
+is enough: of the samples and of their spectra. It learns on true codes first
+(`--true-codes-only`), and then mostly on those that the Talker predicts, because those are what
+it will hear.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from training.parrot.optimisation import (
     clip_and_step,
     set_learning_rate,
 )
-from training.parrot.speech import FRAME_SAMPLES, PULSE_SAMPLES
+from training.parrot.speech import FRAME_SAMPLES
 from training.parrot.synthesis import load_utterances
 from training.parrot.workspace import argument_parser, load, open_workspace, save
 
@@ -147,22 +147,6 @@ def _spectrum(wave: Tensor, window: int, hop: int) -> Tensor:
     return torch.stft(wave, window, hop, window, shape, center=False, return_complex=True).abs()
 
 
-def periodic(wave: Tensor) -> Tensor:
-    """Per sample of [b, n], how periodic its pulse is: 1 also in silence, 0 in noise."""
-    pulses = wave.shape[1] // PULSE_SAMPLES
-    blocks = wave[:, : pulses * PULSE_SAMPLES].view(len(wave), pulses, PULSE_SAMPLES)
-    before = F.pad(blocks, (0, 0, 1, 0))[:, :-1]
-    behind = F.pad(blocks, (0, 0, 0, 1))[:, 1:]
-
-    def likeness(one: Tensor, other: Tensor) -> Tensor:
-        power = one.pow(2).sum(-1) * other.pow(2).sum(-1)
-        return (one * other).sum(-1) / (power + 1e-6).sqrt()
-
-    voiced = torch.maximum(likeness(blocks, before), likeness(blocks, behind)).clamp(0, 1)
-    silent = (blocks.pow(2).mean(-1) < 1e-6).float()
-    return torch.maximum(voiced.pow(2), silent).repeat_interleave(PULSE_SAMPLES, 1)
-
-
 class Crops:
     """Random crops of codes [b, 16, frames] and their waves [b, samples].
 
@@ -223,7 +207,7 @@ def load_predicted_codes(path: Path) -> list[Tensor]:
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1800)
     parser.add_argument("--peak", type=float, default=1e-3, help="highest learning rate")
     parser.add_argument("--batch-size", type=int, default=6)
     parser.add_argument("--predicted-share", type=float, default=0.6)
@@ -270,12 +254,11 @@ def main() -> None:
     while step < options.steps:
         set_learning_rate((optimizer,), cosine.at(step))
         codes, wave = crops.batch(options.batch_size)
-        weights = periodic(wave)
         spoken = model(codes)[:, 0]
         length = spoken.shape[1]
-        wave, weights = wave[:, :length], weights[:, :length]
+        wave = wave[:, :length]
         heard = slice(_SKIPPED_SAMPLES, None)
-        sample_loss = ((spoken - wave).abs() * weights)[:, heard].mean()
+        sample_loss = (spoken - wave)[:, heard].abs().mean()
         spectrum_loss = spectral_loss(spoken[:, heard], wave[:, heard])
         (spectrum_loss + 15 * sample_loss).backward()
         clip_and_step((optimizer,), parameters, 3.0)

@@ -1,8 +1,8 @@
 """Step 4: the codec, 16 codes of 256 per 80 ms frame.
 
-A frame's 8 x 64 log-mels are projected to 80 principal components and quantised in 16 stages,
-each by k-means on what the stages before it left over. Code 0 is the coarse sound, the last
-ones are detail.
+A frame's features (8 columns of 64 log-mels and 3 voicings) are projected to 80 principal
+components and quantised in 16 stages, each by k-means on what the stages before it left over.
+Code 0 is the coarse sound, the last ones are detail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from training.parrot.espeak import Espeak
-from training.parrot.speech import frame_mels, speak_on_grid
+from training.parrot.speech import speak_on_grid
 from training.parrot.workspace import argument_parser, load, open_workspace, save
 
 CODEBOOK_SIZE = 256
@@ -27,15 +27,15 @@ DECIBELS = 4.343
 
 @dataclass(frozen=True)
 class Codec:
-    """`mean` [512], `projection` [512, 80], `centroids` [16, 256, 80]."""
+    """`mean` [FRAME_FEATURES], `projection` [FRAME_FEATURES, 80], `centroids` [16, 256, 80]."""
 
     mean: torch.Tensor
     projection: torch.Tensor
     centroids: torch.Tensor
 
-    def encode(self, mels: torch.Tensor) -> torch.Tensor:
-        """Codes int64 [frames, 16] of mels [frames, 512]."""
-        residual = (mels - self.mean) @ self.projection
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        """Codes int64 [frames, 16] of features [frames, FRAME_FEATURES]."""
+        residual = (features - self.mean) @ self.projection
         codes = []
         for centroids in self.centroids:
             nearest = _nearest(residual, centroids)
@@ -44,7 +44,7 @@ class Codec:
         return torch.stack(codes, 1)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Mels [frames, 512] of codes [frames, up to 16]."""
+        """Features [frames, FRAME_FEATURES] of codes [frames, up to 16]."""
         stages = enumerate(self.centroids[: codes.shape[1]])
         components = torch.stack([centroids[codes[:, stage]] for stage, centroids in stages])
         return components.sum(0) @ self.projection.T + self.mean
@@ -55,9 +55,9 @@ def load_codec(path: Path) -> Codec:
     return Codec(content["mean"], content["projection"], content["centroids"])
 
 
-def fit_codec(mels: torch.Tensor, *, max_frames: int = 70_000) -> Codec:
-    """A codec for mels [frames, 512], fitted on a random sample of them."""
-    sample = mels[torch.randperm(len(mels))[:max_frames]].float()
+def fit_codec(features: torch.Tensor, *, max_frames: int = 70_000) -> Codec:
+    """A codec for features [frames, FRAME_FEATURES], fitted on a random sample of them."""
+    sample = features[torch.randperm(len(features))[:max_frames]].float()
     mean = sample.mean(0)
     centred = sample - mean
     _, vectors = torch.linalg.eigh(centred.T @ centred / len(sample))
@@ -106,9 +106,9 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(workspace.tokenizer))
     lines = workspace.corpus.read_text().splitlines()[: options.lines]
     spoken = [speak_on_grid(espeak, tokenizer, line) for line in lines]
-    mels = [torch.from_numpy(frame_mels(s.samples)) for s in spoken if s is not None]
-    print(f"{len(mels)} of {len(lines)} lines, {sum(map(len, mels))} frames", flush=True)
-    codec = fit_codec(torch.cat(mels))
+    features = [torch.from_numpy(s.features) for s in spoken if s is not None]
+    print(f"{len(features)} of {len(lines)} lines, {sum(map(len, features))} frames", flush=True)
+    codec = fit_codec(torch.cat(features))
     save(workspace.codec, mean=codec.mean, projection=codec.projection, centroids=codec.centroids)
 
 

@@ -1,7 +1,7 @@
 """espeak-ng through its C library: text in, sound and the times of words and phonemes out.
 
-The voice is used as a drone: pitch range 0, so that the synthesis step can lock every pitch
-period to the frame grid. The library has one global state; a process holds one `Espeak`.
+The voice is used as a drone: pitch range 0, near the 100 Hz at which speech.py builds it anew. The
+library has one global state; a process holds one `Espeak`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,14 @@ class WordEvent:
 
 @dataclass(frozen=True)
 class PhonemeEvent:
+    """`name` is espeak-ng's mnemonic, as in `espeak-ng -x`; those of pauses begin with _."""
+
     sample: int
-    is_pause: bool
+    name: str
+
+    @property
+    def is_pause(self) -> bool:
+        return self.name.startswith("_")
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ class Espeak:
             if event.type == _EVENT_WORD and event.length > 0:
                 self._words.append(WordEvent(event.text_position - 1, event.sample))
             elif event.type == _EVENT_PHONEME:
-                is_pause = event.id.string.startswith(b"_")
-                self._phonemes.append(PhonemeEvent(event.sample, is_pause))
+                name = event.id.string.decode("ascii")
+                self._phonemes.append(PhonemeEvent(event.sample, name))
             index += 1
         return 0

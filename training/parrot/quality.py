@@ -32,7 +32,7 @@ from training.parrot.espeak import Espeak
 from training.parrot.held_out import SENTENCES, words
 from training.parrot.speech import (
     SAMPLE_RATE,
-    frame_mels,
+    GridSpeech,
     log_mels,
     speak_on_grid,
 )
@@ -203,17 +203,17 @@ def espeak_voice(espeak: Espeak) -> Voice:
     return Voice("espeak", waves, [True] * len(waves))
 
 
-def target_voice(espeak: Espeak, tokenizer: Tokenizer) -> Voice:
-    waves = []
+def target_speech(espeak: Espeak, tokenizer: Tokenizer) -> list[GridSpeech]:
+    spoken = []
     for sentence in SENTENCES:
         speech = speak_on_grid(espeak, tokenizer, sentence)
         if speech is None:
             raise ValueError(f"held-out sentence cannot be put on the grid: {sentence!r}")
-        waves.append(speech.samples)
-    return Voice("target", waves, [True] * len(waves))
+        spoken.append(speech)
+    return spoken
 
 
-def codec_voice(checkpoint: Path, workspace: Workspace, targets: Voice) -> Voice:
+def codec_voice(checkpoint: Path, workspace: Workspace, targets: list[GridSpeech]) -> Voice:
     """The targets' true codes through the checkpoint's Code2Wav."""
     from transformers import Qwen3OmniMoeForConditionalGeneration
 
@@ -222,8 +222,8 @@ def codec_voice(checkpoint: Path, workspace: Workspace, targets: Voice) -> Voice
     )
     codec = load_codec(workspace.codec)
     waves = []
-    for wave in targets.waves:
-        codes = codec.encode(torch.from_numpy(frame_mels(wave)))
+    for speech in targets:
+        codes = codec.encode(torch.from_numpy(speech.features))
         with torch.inference_mode():
             waves.append(model.code2wav(codes.T[None])[0, 0].numpy())
     return Voice("codec", waves, [True] * len(waves))
@@ -279,10 +279,11 @@ def main() -> None:
     checkpoint: Path = options.model or workspace.checkpoint
     tokenizer = Tokenizer.from_file(str(workspace.tokenizer))
     espeak = Espeak()
-    targets = target_voice(espeak, tokenizer)
+    speeches = target_speech(espeak, tokenizer)
+    targets = Voice("target", [each.samples for each in speeches], [True] * len(speeches))
     voices = [parrot_voice(checkpoint, workspace.root)]
     if not options.other_codec:
-        voices += [codec_voice(checkpoint, workspace, targets), targets, espeak_voice(espeak)]
+        voices += [codec_voice(checkpoint, workspace, speeches), targets, espeak_voice(espeak)]
     recogniser = Recogniser()
     folder = workspace.quality / checkpoint.name
     rows = [judge(voice, targets, recogniser, folder / voice.name) for voice in voices]

@@ -1,19 +1,22 @@
-"""Speech on the frame grid: espeak's drone, warped word by word and locked to 100 Hz.
+"""Speech on the frame grid: espeak's drone, warped word by word and rebuilt at 100 Hz.
 
-Every text token is one frame of 80 ms, said `DELAY_FRAMES` later, and every frame holds exactly
-eight pitch periods, so the wave is nearly a function of the codes alone:
+Every text token is one frame of 80 ms, said `DELAY_FRAMES` later, and the wave is a function of
+what the codec encodes, and of nothing else:
 
     tokens    H   e   l   l   o   ,   y   o   u
     frames    _   _   _   _  [h   e   l   l   o] [,] [y   o   u]
     pulses                    |||||||| 8 a frame, 240 samples apart
 
-The warp is time-domain pitch-synchronous overlap-add: at each pulse of the grid stands a
-two-period window of the drone, taken around its own nearest pulse, or, where the drone is
-voiceless, around the warped time itself.
+At each pulse of the grid the drone is analysed, at the warped time, into a spectral envelope and
+how periodic it is in three bands. From these alone the voice is built anew: the envelope's
+minimum-phase response at every pulse, and noise of the same envelope, always the same noise in
+every frame. (A source-filter vocoder in the manner of WORLD, Morise et al. 2016, with its period
+fixed.) So Code2Wav has nothing to guess.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,7 +25,7 @@ import soxr
 from tokenizers import Tokenizer
 
 from training.parrot.durations import FRAME_S, timed_words
-from training.parrot.espeak import Espeak
+from training.parrot.espeak import Espeak, PhonemeEvent
 
 SAMPLE_RATE = 24_000
 FRAME_SAMPLES = 1920
@@ -32,31 +35,63 @@ PULSES_PER_FRAME = FRAME_SAMPLES // PULSE_SAMPLES
 DELAY_FRAMES = 4
 
 NUM_MELS = 64
-FRAME_MELS = PULSES_PER_FRAME * NUM_MELS
+# How periodic the voice is below 1.5 kHz, up to 3.5 kHz and above.
+_BAND_EDGES_HZ = (0.0, 1500.0, 3500.0, SAMPLE_RATE / 2)
+NUM_BANDS = len(_BAND_EDGES_HZ) - 1
+FRAME_FEATURES = PULSES_PER_FRAME * (NUM_MELS + NUM_BANDS)
+# Weighed so that a wrongly voiced band costs the codec as much as some wrong mels.
+_VOICING_WEIGHT = 3.0
 
 # A word that its tokens would stretch or squeeze by more sounds wrong. "An" alone needs 2.4.
 _LEAST_STRETCH, _MOST_STRETCH = 0.35, 3.2
 _SHORTEST_WORD_S = 0.025
 _SHORTEST_UTTERANCE_SAMPLES = 4000
-_LEAD_SAMPLES, _TAIL_SAMPLES = 1200, 2400
+# Whole words give way in parts: vowels most, and the burst of a plosive hardly at all.
+_STOPS = frozenset(("p", "t", "k", "b", "d", "g", "tS", "dZ", "?", "t#", "d#"))
+_FRICATIVES = frozenset(("f", "v", "T", "D", "s", "z", "S", "Z", "h", "x"))
+_SONORANTS = frozenset(("m", "n", "N", "l", "r", "r-", "r/", "w", "j", "m-", "n-", "@L"))
+_STOP_GIVES, _FRICATIVE_GIVES, _SONORANT_GIVES, _VOWEL_GIVES = 0.15, 0.5, 0.6, 1.0
+_LEAST_PART_STRETCH = 0.3
 
-_WINDOW = np.hanning(2 * PULSE_SAMPLES + 1)[:-1].astype(np.float32)
 _FFT = 1024
+_BINS_HZ = np.arange(_FFT // 2 + 1) * SAMPLE_RATE / _FFT
+_POWER_FLOOR = 1e-3
+# Two windows half a period apart: their mean hardly depends on where the pulses lie in them.
+_ENVELOPE_WINDOW, _ENVELOPE_SHIFT = 420, 84
+_PERIOD_WINDOW = 720
+# The drone's own period is near 240 samples.
+_LAGS = np.arange(210, 263)
+_NOISE, _VOICE = 0.35, 0.85
+_MARGIN = 2400
+_GAIN = 0.7
+
+
+@dataclass(frozen=True)
+class Part:
+    """Source samples [start, end), and how readily they stretch: 1 for a vowel."""
+
+    start: float
+    end: float
+    gives: float
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Source samples [start, end) that become `frames` frames; `None` is silence."""
+    """Neighbouring parts of the source that become `frames` frames; no parts are silence."""
 
-    source: tuple[float, float] | None
+    parts: tuple[Part, ...]
     frames: int
 
 
 @dataclass(frozen=True)
 class GridSpeech:
-    """`token_ids` [n]; `samples` float32 [(n + DELAY_FRAMES) x 1920]."""
+    """`token_ids` [n]; with m = n + DELAY_FRAMES frames:
+
+    `features` float32 [m, FRAME_FEATURES], `samples` float32 [m x 1920].
+    """
 
     token_ids: list[int]
+    features: np.ndarray
     samples: np.ndarray
 
 
@@ -76,7 +111,7 @@ def speak_on_grid(espeak: Espeak, tokenizer: Tokenizer, text: str) -> GridSpeech
     loud = np.nonzero(np.abs(utterance.samples) > 60)[0]
     sound_end = int(loud[-1]) + 1 if len(loud) else len(utterance.samples)
     scale = SAMPLE_RATE / espeak.sample_rate
-    stretches = [Stretch(None, DELAY_FRAMES)]
+    stretches = [Stretch((), DELAY_FRAMES)]
     for index, word in enumerate(words):
         is_last = index + 1 == len(words)
         first = 0 if index == 0 else word.first
@@ -103,115 +138,134 @@ def speak_on_grid(espeak: Espeak, tokenizer: Tokenizer, text: str) -> GridSpeech
         if not _LEAST_STRETCH < frames * FRAME_S / duration_s < _MOST_STRETCH:
             return None
         if lead:
-            stretches.append(Stretch(None, lead))
-        stretches.append(Stretch((word.start * scale, end * scale), frames))
+            stretches.append(Stretch((), lead))
+        stretches.append(Stretch(_parts(utterance.phonemes, word.start, end, scale), frames))
         if tail:
             # The pause behind the word, as far as it goes: its decay is heard.
-            stretches.append(Stretch((end * scale, end * scale + room), tail))
+            pause = Part(end * scale, end * scale + room, _VOWEL_GIVES)
+            stretches.append(Stretch((pause,), tail))
     if sum(stretch.frames for stretch in stretches) != len(encoding.ids) + DELAY_FRAMES:
         return None
-    drone = utterance.samples.astype(np.float32) / 32768
+    # Minimum-phase pulses are sharper than espeak's own.
+    drone = _GAIN * utterance.samples.astype(np.float32) / 32768
     source = soxr.resample(drone, espeak.sample_rate, SAMPLE_RATE)
-    return GridSpeech(encoding.ids, pulse_locked(source, stretches))
-
-
-def pulse_locked(source: np.ndarray, stretches: list[Stretch]) -> np.ndarray:
-    """The stretches of `source` [n] one after the other, with a pulse every 240 samples."""
-    frames = sum(stretch.frames for stretch in stretches)
-    locked = np.zeros(frames * FRAME_SAMPLES + 2 * PULSE_SAMPLES, np.float32)
-    longest_tail = max(stretch.frames for stretch in stretches) * FRAME_SAMPLES
-    padded = np.concatenate(
-        [
-            np.zeros(_LEAD_SAMPLES, np.float32),
-            source,
-            np.zeros(_TAIL_SAMPLES + longest_tail, np.float32),
-        ]
-    )
-    for pulse, centre in _pulse_centres(padded, stretches):
-        window = _WINDOW * padded[centre - PULSE_SAMPLES : centre + PULSE_SAMPLES]
-        start = (pulse - 1) * PULSE_SAMPLES
-        if start < 0:
-            locked[:PULSE_SAMPLES] += window[PULSE_SAMPLES:]
-        else:
-            locked[start : start + 2 * PULSE_SAMPLES] += window
-    return locked[: frames * FRAME_SAMPLES]
-
-
-def _pulse_centres(padded: np.ndarray, stretches: list[Stretch]) -> list[tuple[int, int]]:
-    """For each pulse of the grid that sounds, where in `padded` its window is taken from."""
-    smoothing = np.hanning(97)[1:-1] / 48
-    energy = np.convolve(padded * padded, smoothing, "same")
-    cumulative = np.concatenate([[0.0], np.cumsum(padded.astype(np.float64) ** 2)])
-    half = PULSE_SAMPLES
-    reach = PULSE_SAMPLES // 2
-    centres: list[tuple[int, int]] = []
-    previous: int | None = None
-    first_pulse = 0
-    for stretch in stretches:
-        pulses = stretch.frames * PULSES_PER_FRAME
-        if stretch.source is None:
-            previous = None
-            first_pulse += pulses
-            continue
-        start, end = stretch.source
-        for index in range(pulses):
-            at = int(start + (end - start) * index / pulses) + _LEAD_SAMPLES
-            centre = at
-            is_voiced = False
-            if cumulative[at + half] - cumulative[at - half] > 2 * half * 2e-5:
-                near = energy[at - reach : at + reach + 1]
-                if previous is not None:
-                    # The window that continues the last one best, with a little love for peaks.
-                    template = padded[previous - half : previous + half]
-                    match = np.correlate(
-                        padded[at - reach - half : at + reach + half], template, "valid"
-                    )
-                    power = (
-                        cumulative[at - reach + half : at + reach + half + 1]
-                        - cumulative[at - reach - half : at + reach - half + 1]
-                    )
-                    likeness = match / np.sqrt(np.maximum(power * (template @ template), 1e-9))
-                    best = int((likeness + 0.2 * near / (near.max() + 1e-9)).argmax())
-                    if likeness[best] > 0.45:
-                        centre, is_voiced = at - reach + best, True
-                if not is_voiced and _periodicity(padded, cumulative, at) > 0.6:
-                    centre, is_voiced = at - reach + int(near.argmax()), True
-            previous = centre if is_voiced else None
-            centres.append((first_pulse + index, centre))
-        first_pulse += pulses
-    return centres
-
-
-def _periodicity(padded: np.ndarray, cumulative: np.ndarray, at: int) -> float:
-    """How alike the period before `at` and the one behind it are, 1 for a perfect drone."""
-    before = padded[at - PULSE_SAMPLES : at]
-    power = float(before @ before)
-    return max(
-        float(before @ padded[at - PULSE_SAMPLES + lag : at + lag])
-        / float(np.sqrt(max(power * (cumulative[at + lag] - cumulative[at + lag - 240]), 1e-9)))
-        # The drone's period is about 240 samples.
-        for lag in range(224, 257, 4)
+    mels, voicing = analysed(source, source_times(stretches))
+    features = np.concatenate([mels, _VOICING_WEIGHT * voicing], 1).astype(np.float32)
+    return GridSpeech(
+        encoding.ids, features.reshape(-1, FRAME_FEATURES), synthesised(mels, voicing)
     )
 
 
-def mel_filters(low_hz: float = 60, high_hz: float = 11_000) -> np.ndarray:
-    """Triangles over FFT bins, each of area 1: float32 [NUM_MELS, bins]."""
-    low_mel, high_mel = (2595 * np.log10(1 + hz / 700) for hz in (low_hz, high_hz))
-    corners = 700 * (10 ** (np.linspace(low_mel, high_mel, NUM_MELS + 2) / 2595) - 1)
-    left, centre, right = corners[:-2, None], corners[1:-1, None], corners[2:, None]
-    hz = np.arange(_FFT // 2 + 1)[None] * SAMPLE_RATE / _FFT
-    triangles = np.maximum(
-        0, np.minimum((hz - left) / (centre - left), (right - hz) / (right - centre))
+def _parts(
+    phonemes: Iterable[PhonemeEvent], start: int, end: int, scale: float
+) -> tuple[Part, ...]:
+    """The word that sounds in [start, end) of espeak's samples, a part for each phoneme."""
+    inside = [each for each in phonemes if start < each.sample < end and not each.is_pause]
+    # The event that starts the word comes up to 40 samples early.
+    before = [each for each in phonemes if start - 40 <= each.sample <= start]
+    gives = [_VOWEL_GIVES if not before else _gives(before[-1].name)]
+    gives += [_gives(each.name) for each in inside]
+    edges = [start, *(each.sample for each in inside), end]
+    return tuple(
+        Part(one * scale, other * scale, give)
+        for (one, other), give in zip(pairwise(edges), gives, strict=True)
     )
-    areas = np.maximum(triangles.sum(1, keepdims=True), 1e-9)
-    return np.asarray((triangles / areas).astype(np.float32))
 
 
-_FILTERS = mel_filters()
+def _gives(phoneme: str) -> float:
+    if phoneme in _STOPS:
+        return _STOP_GIVES
+    if phoneme in _FRICATIVES:
+        return _FRICATIVE_GIVES
+    return _SONORANT_GIVES if phoneme in _SONORANTS else _VOWEL_GIVES
+
+
+def source_times(stretches: list[Stretch]) -> np.ndarray:
+    """For each pulse of the grid the source sample that is heard there, NaN in silence."""
+    return np.concatenate([_stretch_times(stretch) for stretch in stretches])
+
+
+def _stretch_times(stretch: Stretch) -> np.ndarray:
+    pulses = np.arange(stretch.frames * PULSES_PER_FRAME) * float(PULSE_SAMPLES)
+    if not stretch.parts:
+        return np.full(len(pulses), np.nan)
+    lengths = np.array([part.end - part.start for part in stretch.parts])
+    gives = np.array([part.gives for part in stretch.parts])
+    wanted = stretch.frames * FRAME_SAMPLES
+    missing = wanted - lengths.sum()
+    factors = 1 + gives * missing / max(float(gives @ lengths), 1.0)
+    if factors.min() < _LEAST_PART_STRETCH:
+        factors = np.full(len(lengths), wanted / max(float(lengths.sum()), 1.0))
+    heard = np.concatenate([[0.0], np.cumsum(factors * lengths)])
+    edges = [stretch.parts[0].start, *(part.end for part in stretch.parts)]
+    return np.asarray(np.interp(pulses, heard, edges))
+
+
+def analysed(source: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log-mel powers [pulses, NUM_MELS] and voicing [pulses, NUM_BANDS] (0 noise, 1 voice)
+    of `source` [n] around each of `times` [pulses]; NaN is silence.
+    """
+    silent = np.isnan(times)
+    last = len(source) + _MARGIN
+    padded = np.pad(source, (_MARGIN, 3 * _MARGIN)).astype(np.float32)
+    centres = np.minimum(np.where(silent, last, times), last).astype(int) + _MARGIN
+
+    def powers(length: int, shift: int) -> np.ndarray:
+        window = _window(length)
+        windows = np.lib.stride_tricks.sliding_window_view(padded, length)
+        return np.abs(np.fft.rfft(windows[centres + shift - length // 2] * window, _FFT)) ** 2
+
+    # In the units of `log_mels`.
+    unit = (_window(2 * PULSE_SAMPLES) ** 2).sum() / (_window(_ENVELOPE_WINDOW) ** 2).sum() / 2
+    envelope = powers(_ENVELOPE_WINDOW, -_ENVELOPE_SHIFT)
+    envelope += powers(_ENVELOPE_WINDOW, _ENVELOPE_SHIFT)
+    mels = np.log(unit * envelope @ _FILTERS.T + _POWER_FLOOR)
+
+    wide = powers(_PERIOD_WINDOW, 0)
+    likeness = [
+        (wide[:, band] @ _COSINES[band] / (wide[:, band].sum(1, keepdims=True) + 1e-3)).max(1)
+        for band in _BANDS
+    ]
+    voicing = np.clip((np.stack(likeness, 1) - _NOISE) / (_VOICE - _NOISE), 0, 1)
+    voicing[silent] = 0
+    return mels, voicing
+
+
+def synthesised(mels: np.ndarray, voicing: np.ndarray) -> np.ndarray:
+    """The voice with these envelopes, a pulse every 240 samples: float32 [pulses x 240]."""
+    pulses = len(mels)
+    power = np.maximum(np.exp(mels) - _POWER_FLOOR, 1e-9)
+    envelope = np.sqrt(np.exp(np.log(power) @ _BETWEEN_MELS)) * _TILT
+    share = voicing @ _BETWEEN_BANDS
+    window = _window(2 * PULSE_SAMPLES)
+    energy = (window**2).sum()
+
+    # Two pulses of the grid are always in a window: their mean power is energy / 240.
+    voiced = _minimum_phase(envelope * np.sqrt(share)) / np.sqrt(energy / PULSE_SAMPLES)
+    starts = np.arange(pulses)[:, None] * PULSE_SAMPLES + np.arange(2 * PULSE_SAMPLES)
+    noise = _FRAME_NOISE[starts % FRAME_SAMPLES] * window
+    shaped = np.fft.rfft(noise, _FFT) * envelope * np.sqrt(1 - share) / np.sqrt(energy)
+    unvoiced = np.fft.irfft(shaped, _FFT)
+
+    # Noise windows begin a pulse before their own.
+    wave = np.zeros((pulses + 1) * PULSE_SAMPLES + _FFT)
+    for pulse in range(pulses):
+        start = pulse * PULSE_SAMPLES
+        wave[start : start + _FFT] += unvoiced[pulse]
+        wave[start + PULSE_SAMPLES : start + PULSE_SAMPLES + _FFT] += voiced[pulse]
+    return np.asarray(wave[PULSE_SAMPLES : (pulses + 1) * PULSE_SAMPLES].astype(np.float32))
+
+
+def _minimum_phase(magnitude: np.ndarray) -> np.ndarray:
+    """Impulse responses [n, _FFT] of magnitudes [n, bins], by folding the cepstrum."""
+    cepstrum = np.fft.irfft(np.log(magnitude + 1e-7), _FFT)
+    cepstrum[:, 1 : _FFT // 2] *= 2
+    cepstrum[:, _FFT // 2 + 1 :] = 0
+    return np.fft.irfft(np.exp(np.fft.rfft(cepstrum, _FFT)), _FFT)
 
 
 def log_mels(samples: np.ndarray) -> np.ndarray:
-    """Natural log of mel powers, one column per pulse: float32 [samples // 240, NUM_MELS].
+    """Natural log of mel powers of any sound, one column per pulse: float32 [n // 240, NUM_MELS].
 
     Column j is centred on the second half-period of pulse j: it covers samples
     [240 j - 120, 240 j + 360).
@@ -221,10 +275,55 @@ def log_mels(samples: np.ndarray) -> np.ndarray:
         [np.zeros(PULSE_SAMPLES // 2, np.float32), samples, np.zeros(480, np.float32)]
     )
     windows = np.lib.stride_tricks.sliding_window_view(padded, 480)[::PULSE_SAMPLES][:columns]
-    power = np.abs(np.fft.rfft(windows * _WINDOW, _FFT)) ** 2
-    return np.asarray(np.log(power @ _FILTERS.T + 1e-3).astype(np.float32))
+    power = np.abs(np.fft.rfft(windows * _window(480), _FFT)) ** 2
+    return np.asarray(np.log(power @ _FILTERS.T + _POWER_FLOOR).astype(np.float32))
 
 
-def frame_mels(samples: np.ndarray) -> np.ndarray:
-    """The codec's input: float32 [frames, FRAME_MELS], eight columns a frame."""
-    return log_mels(samples).reshape(-1, FRAME_MELS)
+def _window(length: int) -> np.ndarray:
+    return np.hanning(length + 1)[:-1].astype(np.float32)
+
+
+def _mel_corners(low_hz: float = 60, high_hz: float = 11_000) -> np.ndarray:
+    """Left foot, top and right foot of each mel triangle: [NUM_MELS + 2] Hz."""
+    low_mel, high_mel = (2595 * np.log10(1 + hz / 700) for hz in (low_hz, high_hz))
+    return np.asarray(700 * (10 ** (np.linspace(low_mel, high_mel, NUM_MELS + 2) / 2595) - 1))
+
+
+def _mel_filters(corners: np.ndarray) -> np.ndarray:
+    """Triangles over FFT bins, each of area 1: float32 [NUM_MELS, bins]."""
+    left, centre, right = corners[:-2, None], corners[1:-1, None], corners[2:, None]
+    triangles = np.maximum(
+        0, np.minimum((_BINS_HZ - left) / (centre - left), (right - _BINS_HZ) / (right - centre))
+    )
+    areas = np.maximum(triangles.sum(1, keepdims=True), 1e-9)
+    return np.asarray((triangles / areas).astype(np.float32))
+
+
+def _between(points_hz: Iterable[float]) -> np.ndarray:
+    """[points, bins]: linear interpolation from values at the points to values at the bins."""
+    points = list(points_hz)
+    return np.stack([np.interp(_BINS_HZ, points, row) for row in np.eye(len(points))])
+
+
+_CORNERS = _mel_corners()
+_FILTERS = _mel_filters(_CORNERS)
+_BETWEEN_MELS = _between(_CORNERS[1:-1])
+# espeak-ng has nothing above, and a window makes something of nothing below.
+_TILT = np.interp(_BINS_HZ, (_CORNERS[0] - 1, _CORNERS[0]), (0.3, 1.0))
+_TILT *= np.interp(_BINS_HZ, (_CORNERS[-1], _CORNERS[-1] + 1), (1.0, 0.03))
+
+_BANDS = [slice(*np.searchsorted(_BINS_HZ, edges)) for edges in pairwise(_BAND_EDGES_HZ)]
+# A band's voicing holds flat inside it and changes over 15 % around its edge.
+_KNEES = [edge * side for edge in _BAND_EDGES_HZ[1:-1] for side in (0.87, 1.15)]
+_BETWEEN_BANDS = np.stack(
+    [
+        np.interp(_BINS_HZ, [0.0, *_KNEES, SAMPLE_RATE / 2], np.repeat(row, 2))
+        for row in np.eye(NUM_BANDS)
+    ]
+)
+# Autocorrelation at a lag, from powers, and undoing what the window does to it.
+_WINDOW_LIKENESS = np.correlate(_window(_PERIOD_WINDOW), _window(_PERIOD_WINDOW), "full")
+_COSINES = np.cos(2 * np.pi * np.arange(_FFT // 2 + 1)[:, None] * _LAGS / _FFT) * (
+    _WINDOW_LIKENESS[_PERIOD_WINDOW - 1] / _WINDOW_LIKENESS[_PERIOD_WINDOW - 1 + _LAGS]
+)
+_FRAME_NOISE = np.random.RandomState(0).randn(FRAME_SAMPLES)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from training.parrot.codec import Codec, load_codec
 from training.parrot.espeak import Espeak
-from training.parrot.speech import SAMPLE_RATE, frame_mels, speak_on_grid
+from training.parrot.speech import SAMPLE_RATE, speak_on_grid
 from training.parrot.workspace import Workspace, argument_parser, load, open_workspace, save
 
 _BLOCK_LINES = 250
@@ -68,8 +68,7 @@ class Synthesizer:
         speech = speak_on_grid(self._espeak, self._tokenizer, text)
         if speech is None:
             return None
-        mels = torch.from_numpy(frame_mels(speech.samples))
-        codes = self._codec.encode(mels).to(torch.uint8).numpy()
+        codes = self._codec.encode(torch.from_numpy(speech.features)).to(torch.uint8).numpy()
         samples = (speech.samples * 32767).clip(-32767, 32767).astype(np.int16)
         return Spoken(Utterance(text, np.array(speech.token_ids), codes), samples)
 
@@ -92,7 +91,7 @@ def _speak_block(lines: list[str]) -> list[Spoken]:
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--lines", type=int, default=32_000, help="of the corpus")
+    parser.add_argument("--lines", type=int, default=40_000, help="of the corpus")
     parser.add_argument("--waveforms", type=int, default=2500, help="utterances kept as sound")
     options = parser.parse_args()
     workspace = open_workspace(options)
