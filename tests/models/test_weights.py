@@ -330,7 +330,7 @@ def test_every_tensor_of_the_tiny_checkpoint_is_asked_for(
         (("thinker_config", "text_config", "hidden_act"), "gelu", "hidden_act"),
         (("thinker_config", "text_config", "mlp_only_layers"), [1], "without experts"),
         (("thinker_config", "text_config", "hidden_size"), "wide", "hidden_size"),
-        (("code2wav_config", "num_key_value_heads"), 1, "shared KV heads"),
+        (("code2wav_config", "num_key_value_heads"), 1, "num_key_value_heads"),
         (("im_start_token_id",), None, "im_start_token_id"),
     ],
 )

@@ -15,7 +15,14 @@ import msgspec
 from stretto.errors import CheckpointError
 from stretto.models.code2wav import Code2WavConfig
 from stretto.models.decoder import DecoderConfig, DenseConfig, MoEConfig
-from stretto.models.spec import CodecIds, CodecTalkerSpec, PromptIds, check_ids
+from stretto.models.spec import (
+    CodecIds,
+    CodecTalkerSpec,
+    DecoderFields,
+    PromptIds,
+    VocoderFields,
+    check_ids,
+)
 
 MODEL_TYPE = "qwen3_omni_moe"
 
@@ -46,34 +53,12 @@ class _Rope(msgspec.Struct):
     rope_type: str = "default"
 
 
-class _Attention(msgspec.Struct, kw_only=True):
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    rms_norm_eps: float
+class _Attention(DecoderFields, kw_only=True):
     rope_parameters: _Rope
-    max_position_embeddings: int
-    attention_bias: bool = False
-    head_dim: int | None = None
-    hidden_act: str = "silu"
 
     def decoder(self, where: str, mlp: DenseConfig | MoEConfig) -> DecoderConfig:
-        if self.attention_bias or self.rope_parameters.rope_type != "default":
-            raise CheckpointError(f"{where}: attention_bias and scaled rotary are not supported")
-        if self.hidden_act != "silu":
-            raise CheckpointError(f"{where}: hidden_act is {self.hidden_act!r}, supported is silu")
-        return DecoderConfig(
-            hidden_size=self.hidden_size,
-            num_layers=self.num_hidden_layers,
-            num_heads=self.num_attention_heads,
-            num_kv_heads=self.num_key_value_heads,
-            head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
-            rms_norm_eps=self.rms_norm_eps,
-            rope_theta=self.rope_parameters.rope_theta,
-            max_positions=self.max_position_embeddings,
-            mlp=mlp,
-        )
+        rope = self.rope_parameters
+        return self.decoder_config(where, mlp, rope_theta=rope.rope_theta, rope_type=rope.rope_type)
 
 
 class _Experts(_Attention, kw_only=True):
@@ -82,7 +67,7 @@ class _Experts(_Attention, kw_only=True):
     num_experts_per_tok: int
     norm_topk_prob: bool
     decoder_sparse_step: int = 1
-    mlp_only_layers: list[int] = []
+    mlp_only_layers: tuple[int, ...] = ()
 
     def experts(self, where: str, count: int, shared: int | None) -> DecoderConfig:
         if self.decoder_sparse_step != 1 or self.mlp_only_layers:
@@ -132,21 +117,8 @@ class _Talker(msgspec.Struct, kw_only=True):
     speaker_id: dict[str, int]
 
 
-class _Code2Wav(msgspec.Struct, kw_only=True):
-    codebook_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    intermediate_size: int
-    rms_norm_eps: float
+class _Code2Wav(VocoderFields, kw_only=True):
     rope_parameters: _Rope
-    sliding_window: int
-    num_quantizers: int
-    upsample_rates: tuple[int, ...]
-    upsampling_ratios: tuple[int, ...]
-    decoder_dim: int
-    head_dim: int | None = None
 
 
 class _Omni(msgspec.Struct, kw_only=True):
@@ -176,10 +148,13 @@ def read_spec(config: Mapping[str, Any], where: str) -> OmniSpec:
     if not omni.enable_audio_output:
         raise CheckpointError(f"{where}: enable_audio_output is false; there is no Talker to serve")
     _check_ids(omni, where)
+    code2wav = omni.code2wav_config
     return OmniSpec(
         thinker=_thinker(omni.thinker_config.text_config, where),
         talker=_talker(omni, where),
-        code2wav=_code2wav(omni.code2wav_config, where),
+        code2wav=code2wav.vocoder_config(
+            f"{where}: code2wav", rope_theta=code2wav.rope_parameters.rope_theta
+        ),
         prompt_ids=PromptIds(
             im_start=omni.im_start_token_id,
             im_end=omni.im_end_token_id,
@@ -249,24 +224,4 @@ def _talker(omni: _Omni, where: str) -> TalkerSpec:
             think_eos=talker.codec_think_eos_id,
         ),
         speakers={name.lower(): index for name, index in talker.speaker_id.items()},
-    )
-
-
-def _code2wav(config: _Code2Wav, where: str) -> Code2WavConfig:
-    if config.num_key_value_heads != config.num_attention_heads:
-        raise CheckpointError(f"{where}: code2wav with shared KV heads is not supported")
-    return Code2WavConfig(
-        num_codebooks=config.num_quantizers,
-        codebook_size=config.codebook_size,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_theta=config.rope_parameters.rope_theta,
-        sliding_window=config.sliding_window,
-        upsampling_ratios=config.upsampling_ratios,
-        upsample_rates=config.upsample_rates,
-        decoder_dim=config.decoder_dim,
     )

@@ -19,7 +19,10 @@ from stretto.models.spec import (
     NUM_SPECIAL_CODEC_IDS,
     CodecIds,
     CodecTalkerSpec,
+    DecoderFields,
     PromptIds,
+    Size,
+    VocoderFields,
     check_ids,
 )
 
@@ -86,8 +89,6 @@ class TtsSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 # ---- the files, as far as they are read ----------------------------------------------------------
 
-Size = Annotated[int, msgspec.Meta(ge=1)]
-
 
 class _Rope(msgspec.Struct, kw_only=True):
     mrope_section: list[int] | None = None
@@ -96,45 +97,24 @@ class _Rope(msgspec.Struct, kw_only=True):
     type: str | None = None
 
 
-class _Attention(msgspec.Struct, kw_only=True):
+class _Attention(DecoderFields, kw_only=True):
     hidden_size: Size = 1024
     intermediate_size: Size = 2048
     num_hidden_layers: Size = 20
     num_attention_heads: Size = 16
     num_key_value_heads: Size = 2
-    head_dim: Size | None = None
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: _Rope | None = None
     max_position_embeddings: Size = 32768
-    attention_bias: bool = False
-    hidden_act: str = "silu"
-    use_sliding_window: bool = False
 
     def decoder(self, where: str) -> DecoderConfig:
         rope = self.rope_scaling or _Rope()
-        rope_type = rope.type or rope.rope_type or "default"
-        if self.attention_bias or rope_type != "default":
-            raise CheckpointError(f"{where}: attention_bias and scaled rotary are not supported")
-        if self.use_sliding_window:
-            raise CheckpointError(f"{where}: use_sliding_window is true, which is not supported")
-        if self.hidden_act != "silu":
-            raise CheckpointError(f"{where}: hidden_act is {self.hidden_act!r}, supported is silu")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise CheckpointError(
-                f"{where}: num_key_value_heads is {self.num_key_value_heads}, which does not "
-                f"divide num_attention_heads ({self.num_attention_heads})"
-            )
-        return DecoderConfig(
-            hidden_size=self.hidden_size,
-            num_layers=self.num_hidden_layers,
-            num_heads=self.num_attention_heads,
-            num_kv_heads=self.num_key_value_heads,
-            head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
-            rms_norm_eps=self.rms_norm_eps,
+        return self.decoder_config(
+            where,
+            DenseConfig(intermediate_size=self.intermediate_size),
             rope_theta=self.rope_theta,
-            max_positions=self.max_position_embeddings,
-            mlp=DenseConfig(intermediate_size=self.intermediate_size),
+            rope_type=rope.type or rope.rope_type or "default",
         )
 
 
@@ -194,7 +174,7 @@ class _Tts(msgspec.Struct, kw_only=True):
     user_token_id: int = 872
 
 
-class _CodecDecoder(msgspec.Struct, kw_only=True):
+class _CodecDecoder(VocoderFields, kw_only=True):
     codebook_dim: Size
     codebook_size: Size = 2048
     hidden_size: Size = 1024
@@ -202,11 +182,8 @@ class _CodecDecoder(msgspec.Struct, kw_only=True):
     rope_theta: float = 10000.0
     num_attention_heads: Size = 16
     num_key_value_heads: Size = 16
-    head_dim: Size | None = None
-    attention_bias: bool = False
     sliding_window: Size = 72
     intermediate_size: Size = 3072
-    hidden_act: str = "silu"
     rms_norm_eps: float = 1e-5
     num_hidden_layers: Size = 8
     num_quantizers: Size = 16
@@ -361,28 +338,11 @@ def _talker(talker: _Talker, where: str) -> TtsTalkerSpec:
 
 def _code2wav(codec: _Codec, where: str) -> Code2WavConfig:
     config = codec.decoder_config
-    if config.num_key_value_heads != config.num_attention_heads:
-        raise CheckpointError(f"{where}: a decoder with shared KV heads is not supported")
-    if config.attention_bias:
-        raise CheckpointError(f"{where}: attention_bias is true, which is not supported")
-    if config.hidden_act != "silu":
-        raise CheckpointError(f"{where}: hidden_act is {config.hidden_act!r}, supported is silu")
     if config.codebook_dim % 2:
         raise CheckpointError(f"{where}: codebook_dim is {config.codebook_dim}; it must be even")
-    return Code2WavConfig(
-        num_codebooks=config.num_quantizers,
-        codebook_size=config.codebook_size,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        rms_norm_eps=config.rms_norm_eps,
+    return config.vocoder_config(
+        where,
         rope_theta=config.rope_theta,
-        sliding_window=config.sliding_window,
-        upsampling_ratios=config.upsampling_ratios,
-        upsample_rates=config.upsample_rates,
-        decoder_dim=config.decoder_dim,
         quantizer=SplitQuantizerConfig(
             codebook_dim=config.codebook_dim, latent_dim=config.latent_dim
         ),
