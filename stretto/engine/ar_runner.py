@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from stretto.bridges.prompt_inbox import PromptInbox
+from stretto.engine.frame_graphs import FrameGraphs, generate_frame
 from stretto.engine.host_copy import HostCopy
 from stretto.engine.runner import Materialized
 from stretto.engine.sampler import Draw, DrawPlan, Sampler
@@ -172,10 +174,20 @@ class ThinkerRunner(ARRunner):
 
 class TalkerRunner(ARRunner):
     def __init__(
-        self, model: CodecTalker, cache: KVCache, sampler: Sampler, *, max_rows: int, stage_id: int
+        self,
+        model: CodecTalker,
+        cache: KVCache,
+        sampler: Sampler,
+        *,
+        max_rows: int,
+        stage_id: int,
+        graphs: FrameGraphs | None = None,
     ) -> None:
         super().__init__(model.decoder, cache, sampler, stage_id=stage_id)
         self._model = model
+        self._generate = (
+            partial(generate_frame, model.predictor) if graphs is None else graphs.generate
+        )
         self._draws: list[Draw | None] = [None] * max_rows
         self._plan: tuple[list[int], DrawPlan] | None = None
         # Of each row's last frame: the sum of its codes' embeddings.
@@ -242,15 +254,11 @@ class TalkerRunner(ARRunner):
         return self._model.logits(hidden)
 
     def _finish(self, hidden: Tensor, token_ids: Tensor, rows: list[int]) -> ARPending:
-        predictor = self._model.predictor
         plan = self._residual_plan(rows)
         # All of a frame's noise at once: one call per request instead of one per code.
-        noise = plan.noise(predictor.num_codebooks - 1)
-
-        def pick(logits: Tensor, step: int) -> Tensor:
-            return plan.pick(logits, noise, step)
-
-        residual, total = predictor.generate(hidden, self._model.codec_rows(token_ids), pick)
+        noise = plan.noise(self._model.spec.num_codebooks - 1)
+        first = self._model.codec_rows(token_ids)
+        residual, total = self._generate(hidden, first, plan, noise)
         self._frame_rows[torch.tensor(rows, device=total.device)] = total
         frames = torch.cat((token_ids[:, None], residual), 1)
         return ARPending(token_ids, frames, end_id=self._model.spec.codec_ids.eos)

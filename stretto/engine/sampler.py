@@ -11,6 +11,7 @@ logits processors. What a batch's parameters mean is worked out once per batch, 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -37,6 +38,10 @@ def new_generator(seed: int, device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
+# What the draws of a batch need: [steps, rows, width] for each group of rows, None for greedy ones.
+Noise = list[Tensor | None]
+
+
 class DrawPlan:
     """How the rows of one batch draw from a vocabulary, as tensors.
 
@@ -55,11 +60,27 @@ class DrawPlan:
         self._rows = [torch.tensor(rows, device=device) for rows in by_width.values()]
         self._num_rows = len(draws)
 
-    def noise(self, steps: int) -> list[Tensor | None]:
+    @property
+    def shape(self) -> tuple[tuple[int, ...], ...]:
+        """All that is not in `tensors`: plans that agree in it do the same with theirs."""
+        return tuple(group.shape for group in self._groups)
+
+    def tensors(self) -> list[Tensor]:
+        """What `pick` reads beside logits and noise."""
+        return [*self._rows, *(part for group in self._groups for part in group.tensors())]
+
+    def copy(self) -> DrawPlan:
+        """A plan with tensors of its own, for `pick` alone: it has no generators."""
+        plan = copy.copy(self)
+        plan._groups = [group.copy() for group in self._groups]
+        plan._rows = [rows.clone() for rows in self._rows]
+        return plan
+
+    def noise(self, steps: int) -> Noise:
         """What `steps` draws of every row need; for `pick`."""
         return [group.noise(steps) for group in self._groups]
 
-    def pick(self, logits: Tensor, noise: list[Tensor | None], step: int) -> Tensor:
+    def pick(self, logits: Tensor, noise: Noise, step: int) -> Tensor:
         """Ids [rows] of draw `step` from logits [rows, V]."""
         if len(self._groups) == 1:
             return self._groups[0].pick(logits, noise[0], step)
@@ -81,6 +102,25 @@ class _Group:
         self._temperature = _column_unless(temperatures, 1.0, device)
         self._top_p = _column_unless([own.top_p for own in params], 1.0, device)
         self._min_p = _column_unless([own.min_p for own in params], 0.0, device)
+
+    @property
+    def _limits(self) -> tuple[Tensor | None, ...]:
+        return self._temperature, self._top_p, self._min_p
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self._draws), self._width, *(limit is not None for limit in self._limits)
+
+    def tensors(self) -> list[Tensor]:
+        return [limit for limit in self._limits if limit is not None]
+
+    def copy(self) -> _Group:
+        group = copy.copy(self)
+        group._draws = ()
+        group._temperature, group._top_p, group._min_p = (
+            None if limit is None else limit.clone() for limit in self._limits
+        )
+        return group
 
     def noise(self, steps: int) -> Tensor | None:
         """[steps, rows, width], each row's from its own generator; None for greedy rows."""

@@ -26,6 +26,7 @@ from stretto.engine.ar_runner import TalkerRunner, ThinkerRunner
 from stretto.engine.ar_scheduler import ARScheduler
 from stretto.engine.block_manager import BlockManager
 from stretto.engine.engine import StageEngine
+from stretto.engine.frame_graphs import CudaRecorder, FrameGraphs
 from stretto.engine.generation_runner import GenerationRunner
 from stretto.engine.generation_scheduler import GenerationScheduler
 from stretto.engine.materializer import Materializer, StepKind
@@ -68,6 +69,8 @@ BRIDGES: dict[tuple[str, str], Callable[..., Bridge]] = {
     ("qwen3_omni.talker", "qwen3_omni.code2wav"): TalkerToCode2Wav,
     ("qwen3_tts.talker", "qwen3_tts.code2wav"): TalkerToCode2Wav,
 }
+
+WITH_CODE_PREDICTOR = frozenset({"qwen3_omni.talker", "qwen3_tts.talker"})
 
 # Entry stages whose upstream is the client, who may still be writing.
 FED_BY_CLIENT = frozenset({"qwen3_tts.talker"})
@@ -252,6 +255,11 @@ class _Builder:
                 f"stage {self._spec.config.name}: unknown model {model!r}; there are "
                 f"{', '.join(sorted(makers))}"
             )
+        if self._spec.config.cuda_graphs and model not in WITH_CODE_PREDICTOR:
+            raise ConfigError(
+                f"stage {self._spec.config.name}: cuda_graphs is true; they are of the code "
+                f"predictor, which {model} has not"
+            )
         with torch.inference_mode():
             return makers[model]()
 
@@ -312,8 +320,25 @@ class _Builder:
             device=self._device,
             suppressed=model.suppressed,
         )
-        runner = TalkerRunner(model, cache, sampler, max_rows=rows, stage_id=self._spec.stage_id)
+        runner = TalkerRunner(
+            model,
+            cache,
+            sampler,
+            max_rows=rows,
+            stage_id=self._spec.stage_id,
+            graphs=self._frame_graphs(model),
+        )
         return self._ar_scheduler(blocks, open_inbox=inbox, open_text=None), runner, "speech"
+
+    def _frame_graphs(self, model: CodecTalker) -> FrameGraphs | None:
+        config = self._spec.config
+        if not config.cuda_graphs:
+            return None
+        if self._device.type != "cuda":
+            raise ConfigError(
+                f"stage {config.name}: cuda_graphs is true; the stage runs on {self._device}"
+            )
+        return FrameGraphs(model.predictor, CudaRecorder())
 
     def _code2wav(self) -> tuple[Scheduler, Runner, StepKind]:
         omni = self._omni
