@@ -23,16 +23,10 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe
 
 from training.parrot.architecture import parrot_config
 from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, Codec, load_codec
-from training.parrot.optimisation import (
-    Cosine,
-    Pace,
-    RunningMeans,
-    clip_and_step,
-    set_learning_rate,
-)
+from training.parrot.optimisation import Cosine, TrainingRun
 from training.parrot.speech import FRAME_SAMPLES
 from training.parrot.synthesis import load_utterances
-from training.parrot.workspace import argument_parser, load, open_workspace, save
+from training.parrot.workspace import argument_parser, load, open_workspace
 
 modeling: Any = modeling_qwen3_omni_moe
 
@@ -225,34 +219,28 @@ def main() -> None:
     if not options.true_codes_only:
         predicted = load_predicted_codes(workspace.predicted_codes)
 
-    run = "true codes" if options.true_codes_only else "predicted codes"
     model = new_code2wav(tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.8, 0.95), weight_decay=0.0)
-    step = 0
-    if workspace.code2wav.exists():
-        state = load(workspace.code2wav)
-        model.load_state_dict(state["model"])
-        if state["run"] == run:
-            optimizer.load_state_dict(state["optimizer"])
-            step = state["step"]
-    else:
+    if not workspace.code2wav.exists():
         whole = [codes for codes in true_codes[_HELD_OUT:] if len(codes) > 20]
         sample = torch.stack([codes[5:19].T for codes in whole[:6]])
         init_code2wav(model, load_codec(workspace.codec), sample)
-
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.8, 0.95), weight_decay=0.0)
+    run = TrainingRun(
+        workspace.code2wav,
+        "true codes" if options.true_codes_only else "predicted codes",
+        model,
+        {"optimizer": adamw},
+        Cosine(options.peak, options.steps, warmup_steps=100),
+        max_norm=3.0,
+    )
     crops = Crops(
         true_codes,
         predicted,
         waves,
         predicted_share=options.predicted_share,
-        seed=options.seed + step,
+        seed=options.seed + run.step,
     )
-    cosine = Cosine(options.peak, options.steps, warmup_steps=100)
-    means, pace = RunningMeans(), Pace(step)
-    parameters = list(model.parameters())
-    print(f"{len(waves)} utterances, {run}, from step {step} to {options.steps}", flush=True)
-    while step < options.steps:
-        set_learning_rate((optimizer,), cosine.at(step))
+    while not run.is_done:
         codes, wave = crops.batch(options.batch_size)
         spoken = model(codes)[:, 0]
         length = spoken.shape[1]
@@ -261,19 +249,9 @@ def main() -> None:
         sample_loss = (spoken - wave)[:, heard].abs().mean()
         spectrum_loss = spectral_loss(spoken[:, heard], wave[:, heard])
         (spectrum_loss + 15 * sample_loss).backward()
-        clip_and_step((optimizer,), parameters, 3.0)
-        step += 1
-        means.add({"spectrum": spectrum_loss.item(), "samples x1000": 1e3 * sample_loss.item()})
-        if step % 50 == 0:
-            print(f"{step}: {means}, {pace.lap(step):.3f} s a step", flush=True)
-        if step % 200 == 0 or step == options.steps:
-            save(
-                workspace.code2wav,
-                model=model.state_dict(),
-                optimizer=optimizer.state_dict(),
-                step=step,
-                run=run,
-            )
+        run.finish_step(
+            {"spectrum": spectrum_loss.item(), "samples x1000": 1e3 * sample_loss.item()}
+        )
 
 
 if __name__ == "__main__":

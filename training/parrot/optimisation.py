@@ -1,4 +1,4 @@
-"""What the training runs share: one cosine, two optimisers, checkpoints that resume.
+"""What the training runs share: one cosine, two optimisers, a run that resumes.
 
 Matrices inside the layers are trained with Muon, embeddings, heads and vectors with AdamW.
 The schedule is a function of the step number alone: a run that was stopped goes on where it was.
@@ -11,9 +11,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from training.parrot.workspace import load, save
+
+_STEPS_A_LINE = 50
+_STEPS_A_SAVE = 200
 
 
 class Muon(torch.optim.Optimizer):
@@ -108,32 +114,71 @@ class RunningMeans:
         return ", ".join(f"{name} {mean:.3f}" for name, mean in self.means.items())
 
 
-class Pace:
-    """Seconds a step since the last time it was asked."""
+class TrainingRun:
+    """A model and its optimisers, step by step; saved now and then, and begun where it was left.
 
-    def __init__(self, step: int) -> None:
-        self._step, self._at = step, time.monotonic()
+    A state that was left under another `name` gives its model and nothing else.
+    """
 
-    def lap(self, step: int) -> float:
-        now = time.monotonic()
-        seconds = (now - self._at) / max(1, step - self._step)
-        self._step, self._at = step, now
-        return seconds
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        model: nn.Module,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        cosine: Cosine,
+        *,
+        stop_at: int | None = None,
+        max_norm: float = 1.0,
+    ) -> None:
+        self.step = 0
+        self._path = path
+        self._name = name
+        self._model = model
+        self._optimizers = optimizers
+        self._cosine = cosine
+        self._stop_at = cosine.steps if stop_at is None else stop_at
+        self._max_norm = max_norm
+        self._means = RunningMeans()
+        if path.exists():
+            state = load(path)
+            model.load_state_dict(state["model"])
+            if state["run"] == name:
+                for key, optimizer in optimizers.items():
+                    optimizer.load_state_dict(state[key])
+                self.step = state["step"]
+        self._lap_began = self.step, time.monotonic()
+        print(f"{name}: from step {self.step} to {self._stop_at}", flush=True)
 
+    @property
+    def is_done(self) -> bool:
+        return self.step >= self._stop_at
 
-def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
-    """Each group's rate is the common one times the group's own `scale`."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
+    def finish_step(self, report: Mapping[str, float]) -> bool:
+        """One step of all optimisers by the gradients that are there; True when it was saved."""
+        rate = self._cosine.at(self.step)
+        groups = [group for each in self._optimizers.values() for group in each.param_groups]
+        norm = nn.utils.clip_grad_norm_(
+            [weight for group in groups for weight in group["params"]], self._max_norm
+        )
+        for group in groups:
+            # A group's own scale, where it has one.
             group["lr"] = rate * group.get("scale", 1.0)
+        for optimizer in self._optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self._means.add({**report, "norm": float(norm)})
+        if self.step % _STEPS_A_LINE == 0:
+            print(f"{self.step}: {self._means}, {self._lap():.3f} s a step", flush=True)
+        if self.step % _STEPS_A_SAVE and not self.is_done:
+            return False
+        states = {key: optimizer.state_dict() for key, optimizer in self._optimizers.items()}
+        save(self._path, run=self._name, model=self._model.state_dict(), step=self.step, **states)
+        return True
 
-
-def clip_and_step(
-    optimizers: Iterable[torch.optim.Optimizer], parameters: list[Tensor], max_norm: float
-) -> float:
-    """One step of all optimisers; the gradient's norm before it was clipped."""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return float(norm)
+    def _lap(self) -> float:
+        """Seconds a step since the last time it was asked."""
+        (step, at), now = self._lap_began, time.monotonic()
+        self._lap_began = self.step, now
+        return (now - at) / max(1, self.step - step)

@@ -29,17 +29,10 @@ from training.parrot import architecture
 from training.parrot.architecture import HIDDEN, SPEAKERS, TextIds, parrot_config, text_vocabulary
 from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, Codec, load_codec
 from training.parrot.layers import dense_decoder, init_linears, moe_decoder
-from training.parrot.optimisation import (
-    Cosine,
-    Muon,
-    Pace,
-    RunningMeans,
-    clip_and_step,
-    set_learning_rate,
-)
+from training.parrot.optimisation import Cosine, Muon, TrainingRun
 from training.parrot.synthesis import Utterance, load_utterances
 from training.parrot.vocabulary import SPACE, in_capitals
-from training.parrot.workspace import argument_parser, load, open_workspace, save
+from training.parrot.workspace import argument_parser, open_workspace
 
 modeling: Any = modeling_qwen3_omni_moe
 
@@ -343,29 +336,22 @@ def main() -> None:
     model.init(tokenizer, load_codec(workspace.codec), options.seed)
     muon = Muon(model.matrices())
     adamw = torch.optim.AdamW(model.others(), betas=(0.9, 0.97), weight_decay=0.0)
-    parameters = [*model.matrices(), *model.others()]
-    step = 0
-    if workspace.talker.exists():
-        state = load(workspace.talker)
-        model.load_state_dict(state["model"])
-        muon.load_state_dict(state["muon"])
-        adamw.load_state_dict(state["adamw"])
-        step = state["step"]
-    model.compile_decoders()
+    optimizers = {"muon": muon, "adamw": adamw}
     cosine = Cosine(options.peak, options.steps)
-    means, pace = RunningMeans(), Pace(step)
-    stop_at = options.stop_at or options.steps
-    print(f"{len(utterances)} utterances, from step {step} to {stop_at}", flush=True)
+    run = TrainingRun(
+        workspace.talker, "talker", model, optimizers, cosine, stop_at=options.stop_at
+    )
+    model.compile_decoders()
+    print(f"{len(utterances)} utterances", flush=True)
 
-    while step < stop_at:
-        script = Script(utterances, tokenizer, seed=options.seed + step)
-        chance = random.Random(step)
+    while not run.is_done:
+        script = Script(utterances, tokenizer, seed=options.seed + run.step)
+        chance = random.Random(run.step)
         for lines in script.batches(options.positions):
-            if step >= stop_at:
+            if run.is_done:
                 break
-            model.text_embedding.weight.requires_grad_(step < options.embeddings_until)
-            set_learning_rate((muon, adamw), cosine.at(step))
-            generator = torch.Generator().manual_seed(step)
+            model.text_embedding.weight.requires_grad_(run.step < options.embeddings_until)
+            generator = torch.Generator().manual_seed(run.step)
             with torch.autocast("cpu", torch.bfloat16):
                 losses = model.losses(
                     script.batch(lines),
@@ -374,29 +360,18 @@ def main() -> None:
                     rng=generator,
                 )
             losses.total().backward()  # type: ignore[no-untyped-call]
-            norm = clip_and_step((muon, adamw), parameters, 1.0)
-            step += 1
-            means.add(
+            was_saved = run.finish_step(
                 {
                     "code 0": losses.first.item(),
                     "right": losses.first_accuracy.item(),
                     "code 1": losses.rest[0].item(),
                     "code 4": losses.rest[3].item(),
                     "rest": losses.rest.mean().item(),
-                    "norm": norm,
                 }
             )
-            if step % 50 == 0:
-                print(f"{step}: {means}, {pace.lap(step):.3f} s a step", flush=True)
-            if step % 200 == 0 or step == stop_at:
-                print(f"{step}: unheard {unheard(model, script, seen_only_by_the_eye)}", flush=True)
-                save(
-                    workspace.talker,
-                    model=model.state_dict(),
-                    muon=muon.state_dict(),
-                    adamw=adamw.state_dict(),
-                    step=step,
-                )
+            if was_saved:
+                heard = unheard(model, script, seen_only_by_the_eye)
+                print(f"{run.step}: unheard {heard}", flush=True)
 
 
 @torch.no_grad()

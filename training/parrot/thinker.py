@@ -20,16 +20,9 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe
 
 from training.parrot.architecture import HEAD_DIM, HIDDEN, TextIds, parrot_config, text_vocabulary
 from training.parrot.layers import decoder_layer, init_linears, queries_keys_values, rms_norm
-from training.parrot.optimisation import (
-    Cosine,
-    Muon,
-    Pace,
-    RunningMeans,
-    clip_and_step,
-    set_learning_rate,
-)
+from training.parrot.optimisation import Cosine, Muon, TrainingRun
 from training.parrot.vocabulary import LETTERS
-from training.parrot.workspace import argument_parser, load, open_workspace, save
+from training.parrot.workspace import argument_parser, load, open_workspace
 
 modeling: Any = modeling_qwen3_omni_moe
 
@@ -212,33 +205,23 @@ def main() -> None:
     model.init(options.seed)
     muon = Muon(model.matrices())
     adamw = torch.optim.AdamW(model.others(), betas=(0.9, 0.98), weight_decay=0.0)
-    parameters = [*model.matrices(), *model.others()]
-    step = 0
-    if workspace.thinker.exists():
-        state = load(workspace.thinker)
-        model.load_state_dict(state["model"])
-        muon.load_state_dict(state["muon"])
-        adamw.load_state_dict(state["adamw"])
-        step = state["step"]
-    conversations = Conversations(lines, tokenizer, options.seed + step)
     cosine = Cosine(options.peak, options.steps)
-    means, pace = RunningMeans(), Pace(step)
+    optimizers = {"muon": muon, "adamw": adamw}
+    run = TrainingRun(workspace.thinker, "thinker", model, optimizers, cosine)
+    conversations = Conversations(lines, tokenizer, options.seed + run.step)
     queue: list[Batch] = []
-    while step < options.steps:
+    while not run.is_done:
         queue = queue or conversations.batches(options.positions)
         batch = queue.pop()
-        set_learning_rate((muon, adamw), cosine.at(step))
         with torch.autocast("cpu", torch.bfloat16):
             logits, balance, guidance = model(batch)
         row, position = (batch.target >= 0).nonzero(as_tuple=True)
         logits, target = logits[row, position].float(), batch.target[row, position]
         loss = F.cross_entropy(logits, target)
         (loss + 0.01 * balance + 0.5 * guidance).backward()
-        clip_and_step((muon, adamw), parameters, 1.0)
-        step += 1
         right = (logits.argmax(-1) == target).numpy()
         whole = ~np.isin(np.arange(len(batch.tokens)), row.numpy()[~right])
-        means.add(
+        run.finish_step(
             {
                 "loss": loss.item(),
                 "guidance": guidance.item(),
@@ -246,16 +229,6 @@ def main() -> None:
                 "whole answers": whole.mean(),
             }
         )
-        if step % 50 == 0:
-            print(f"{step}: {means}, {pace.lap(step):.3f} s a step", flush=True)
-        if step % 200 == 0 or step == options.steps:
-            save(
-                workspace.thinker,
-                model=model.state_dict(),
-                muon=muon.state_dict(),
-                adamw=adamw.state_dict(),
-                step=step,
-            )
 
 
 if __name__ == "__main__":
