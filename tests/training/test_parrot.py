@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, Codec, fit_codec
 from training.parrot.durations import fitted_merges, merged
 from training.parrot.held_out import SENTENCES, without_held_out, words
 from training.parrot.layers import dense_decoder, moe_decoder
-from training.parrot.optimisation import Cosine, orthogonal
+from training.parrot.optimisation import Cosine, TrainingRun, orthogonal
 from training.parrot.quality import ends_cleanly, warped_distances, word_errors
 from training.parrot.speech import (
     DELAY_FRAMES,
@@ -35,6 +36,7 @@ from training.parrot.spoken_numbers import in_words
 from training.parrot.synthesis import Utterance
 from training.parrot.talker import Line, Script, SpeechModel
 from training.parrot.vocabulary import build_tokenizer, in_capitals, normalizer
+from training.parrot.workspace import load
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +198,39 @@ def test_a_muon_step_goes_equally_far_in_every_direction(shape: tuple[int, int, 
     singular = torch.linalg.svdvals(orthogonal(matrices))
     assert singular.max() < 1.3
     assert singular.median() > 0.6
+
+
+def trained(path: Path, name: str, stop_at: int) -> TrainingRun:
+    """A model of one weight that learns to be the number of the step."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1, bias=False)
+    adamw = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.9))
+    run = TrainingRun(path, name, model, {"adamw": adamw}, Cosine(0.1, 8, 2), stop_at=stop_at)
+    while not run.is_done:
+        loss = (model.weight - run.step).pow(2).sum()
+        loss.backward()
+        run.finish_step({"loss": loss.item()})
+    return run
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    trained(tmp_path / "whole", "run", 8)
+    for stop_at in (3, 3, 5, 8):
+        assert trained(tmp_path / "parts", "run", stop_at).step == stop_at
+    whole, parts = (load(tmp_path / name)["model"]["weight"] for name in ("whole", "parts"))
+    assert torch.equal(whole, parts)
+
+
+def test_another_run_takes_the_model_only(tmp_path: Path) -> None:
+    trained(tmp_path / "state", "first", 8)
+    weight = load(tmp_path / "state")["model"]["weight"]
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1, bias=False)
+    adamw = torch.optim.AdamW(model.parameters())
+    run = TrainingRun(tmp_path / "state", "second", model, {"adamw": adamw}, Cosine(0.1, 8, 2))
+    assert run.step == 0
+    assert torch.equal(model.weight, weight)
+    assert not adamw.state_dict()["state"]
 
 
 def an_utterance(tokenizer: Tokenizer, text: str) -> Utterance:

@@ -201,11 +201,11 @@ def load_predicted_codes(path: Path) -> list[Tensor]:
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--steps", type=int, default=1800)
-    parser.add_argument("--peak", type=float, default=1e-3, help="highest learning rate")
+    parser.add_argument("--steps", type=int, default=None, help="1800, and then 600")
+    parser.add_argument("--peak", type=float, default=None, help="learning rate: 1e-3, then 6e-4")
     parser.add_argument("--batch-size", type=int, default=6)
     parser.add_argument("--predicted-share", type=float, default=0.6)
-    parser.add_argument("--true-codes-only", action="store_true", help="the first of two runs")
+    parser.add_argument("--true-codes-only", action="store_true", help="the first of the two runs")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     workspace = open_workspace(options)
@@ -225,14 +225,11 @@ def main() -> None:
         sample = torch.stack([codes[5:19].T for codes in whole[:6]])
         init_code2wav(model, load_codec(workspace.codec), sample)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.8, 0.95), weight_decay=0.0)
-    run = TrainingRun(
-        workspace.code2wav,
-        "true codes" if options.true_codes_only else "predicted codes",
-        model,
-        {"optimizer": adamw},
-        Cosine(options.peak, options.steps, warmup_steps=100),
-        max_norm=3.0,
-    )
+    name, steps, peak = ("predicted codes", 600, 6e-4)
+    if options.true_codes_only:
+        name, steps, peak = ("true codes", 1800, 1e-3)
+    cosine = Cosine(options.peak or peak, options.steps or steps, warmup_steps=100)
+    run = TrainingRun(workspace.code2wav, name, model, {"optimizer": adamw}, cosine, max_norm=3.0)
     crops = Crops(
         true_codes,
         predicted,

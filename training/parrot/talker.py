@@ -36,6 +36,8 @@ from training.parrot.workspace import argument_parser, open_workspace
 
 modeling: Any = modeling_qwen3_omni_moe
 
+# Steps after which the text embeddings stand still, and the Thinker can be trained.
+EMBEDDINGS_UNTIL = 1400
 _IGNORED = -100
 _CONTROL_CODES = (
     architecture.CODEC_NOTHINK,
@@ -321,9 +323,6 @@ def main() -> None:
     parser.add_argument("--peak", type=float, default=1.5e-3, help="highest learning rate")
     parser.add_argument("--positions", type=int, default=2400, help="positions in a batch")
     parser.add_argument("--predicted-frames", type=int, default=128, help="of a batch's frames")
-    parser.add_argument(
-        "--embeddings-until", type=int, default=1400, help="then the Thinker can be trained"
-    )
     parser.add_argument("--stop-at", type=int, default=None, help="leave the schedule early")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -350,7 +349,7 @@ def main() -> None:
         for lines in script.batches(options.positions):
             if run.is_done:
                 break
-            model.text_embedding.weight.requires_grad_(run.step < options.embeddings_until)
+            model.text_embedding.weight.requires_grad_(run.step < EMBEDDINGS_UNTIL)
             generator = torch.Generator().manual_seed(run.step)
             with torch.autocast("cpu", torch.bfloat16):
                 losses = model.losses(
