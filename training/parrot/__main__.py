@@ -86,6 +86,7 @@ def main() -> None:
     recipe.step("code2wav")
     recipe.step("assemble")
     recipe.step("quality")
+    recipe.step("spectrograms")
 
 
 if __name__ == "__main__":
