@@ -97,6 +97,8 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     kv_usage: float = 0.0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
+    # Nothing is left that an idle stage does ahead of requests.
+    is_prepared: bool = True
 
 
 class StageDied(msgspec.Struct, frozen=True, tag=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -279,6 +279,11 @@ class FakeRunner:
         self._num_drawn: dict[str, int] = {}
         self.batches: list[ARBatch] = []
         self.released: list[str] = []
+        self.num_prepared = 0
+
+    def prepare(self) -> Iterator[None]:
+        for self.num_prepared in range(1, 4):
+            yield
 
     def execute(self, batch: ARBatch) -> FakePending:
         self.batches.append(batch)
@@ -310,6 +315,9 @@ class FakeVocoder:
     def __init__(self) -> None:
         self.batches: list[GenerationBatch] = []
         self.released: list[str] = []
+
+    def prepare(self) -> Iterator[None]:
+        return iter(())
 
     def execute(self, batch: GenerationBatch) -> FakePending:
         self.batches.append(batch)

@@ -35,6 +35,8 @@ LONG = 0
 PROMPTS_PER_WAVE = 10_000
 # The first requests after a start meet cold caches; they are short and not counted.
 WARM_UP_TOKENS, WARM_UP_FRAMES = 8, 12
+# Between two looks at whether stages have done their work ahead.
+PREPARED_S = 0.2
 
 
 class Mode(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +160,11 @@ async def _run_all(
     for mode, omni in pairs:
         on_progress(f"warming up: {mode.label}")
         await _run(omni, prompts, warm_up, mode=mode, concurrency=most, seed=0)
+    # What a mode's idle stages do ahead would be beside the others' waves.
+    for mode, omni in pairs:
+        on_progress(f"preparing: {mode.label}")
+        while not omni.pipeline.is_prepared:
+            await asyncio.sleep(PREPARED_S)
     # Each wave has prompts of its own, the same in every mode: a prefix cache knows none of them.
     seeds = itertools.count(plan.workload.seed + PROMPTS_PER_WAVE, PROMPTS_PER_WAVE)
     for repeat in range(plan.repeats):

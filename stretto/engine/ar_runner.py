@@ -11,7 +11,7 @@ the `PendingOutput`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -101,6 +101,10 @@ class ARRunner(abc.ABC):
 
     @abc.abstractmethod
     def _logits(self, hidden: Tensor) -> Tensor: ...
+
+    def prepare(self) -> Iterator[None]:
+        """Nothing: products of matrices are not made for shapes."""
+        return iter(())
 
     def release(self, request_id: str) -> None:  # noqa: B027
         """Nothing is kept but table rows, which the next request overwrites."""

@@ -54,6 +54,9 @@ class StageEngine:
         self._has_upstream = has_upstream
         self._commands: queue.SimpleQueue[Admit | Abort | str] = queue.SimpleQueue()
         self._stopping = False
+        self._preparation = runner.prepare()
+        # Whether the runner has nothing more to do ahead of requests.
+        self.is_prepared = False
         # When the step now running began, by time.monotonic(); None between steps.
         self.step_began_s: float | None = None
 
@@ -83,8 +86,10 @@ class StageEngine:
     def run(self) -> None:
         while not self._stopping:
             self._wake.clear()
-            if not self.step():
-                self._wake.wait(IDLE_S)
+            if self.step() or self._wake.wait(IDLE_S):
+                continue
+            if not self.is_prepared and not self._scheduler.request_ids():
+                self._prepare()
 
     def step(self) -> bool:
         """One turn; False when there was nothing to run."""
@@ -111,6 +116,15 @@ class StageEngine:
         self._release([r.request_id for r in results if r.finish_reason is not None])
         self.step_began_s = None
         return True
+
+    def _prepare(self) -> None:
+        """What can be done ahead; whoever comes meanwhile waits for the piece at hand, not more."""
+        while not self._wake.is_set():
+            try:
+                next(self._preparation)
+            except StopIteration:
+                self.is_prepared = True
+                return
 
     def close(self) -> None:
         """Ends the threads around the loop; nothing may be posted after it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -25,10 +25,14 @@ class GenerationPending:
 
 
 class GenerationRunner:
-    """Keeps one vocoder state per request, from its first frames to its release."""
+    """Keeps one vocoder state per request, from its first frames to its release.
 
-    def __init__(self, model: Code2Wav) -> None:
+    `prepared` are the calls to make ahead, as (rows, frames).
+    """
+
+    def __init__(self, model: Code2Wav, prepared: Sequence[tuple[int, int]] = ()) -> None:
         self._model = model
+        self._prepared = prepared
         self._states: dict[str, VocoderState] = {}
 
     @torch.inference_mode()
@@ -41,6 +45,19 @@ class GenerationRunner:
         ]
         states = [self._states[item.request_id] for item in batch.items]
         return GenerationPending(self._model.feed(codes, states))
+
+    @torch.inference_mode()
+    def prepare(self) -> Iterator[None]:
+        """Calls with silence: kernels are made for each shape, at its first use (docs/log.md,
+        "Kernels that are made at their first use").
+        """
+        for rows, frames in self._prepared:
+            codes = torch.zeros(
+                frames, self._model.config.num_codebooks, dtype=torch.int64,
+                device=self._model.device,
+            )  # fmt: skip
+            self._model.feed([codes] * rows, [self._model.open() for _ in range(rows)])
+            yield
 
     def release(self, request_id: str) -> None:
         self._states.pop(request_id, None)

@@ -21,7 +21,7 @@ from stretto.bridges.talker_to_code2wav import TalkerToCode2Wav
 from stretto.bridges.text_to_talker import TextToTalker
 from stretto.bridges.thinker_to_talker import ThinkerToTalker
 from stretto.config.async_output import choose_async_output
-from stretto.config.deployment import EdgeConfig, StageConfig
+from stretto.config.deployment import CodecChunkConfig, EdgeConfig, StageConfig
 from stretto.engine.ar_runner import TalkerRunner, ThinkerRunner
 from stretto.engine.ar_scheduler import ARScheduler
 from stretto.engine.block_manager import BlockManager
@@ -193,6 +193,17 @@ def resolve_threads(config: StageConfig) -> int:
     return 1 if config.num_threads == "auto" else config.num_threads
 
 
+def cpu_calls(*, max_rows: int, longest: int) -> list[tuple[int, int]]:
+    """The vocoder's calls with portions of up to `longest` frames: (rows, frames)."""
+    calls = [(1, frames) for frames in range(1, longest + 1)]
+    rows = 2
+    while rows <= min(max_rows, CPU_CALL_FRAMES):
+        most = min(longest, CPU_CALL_FRAMES // rows)
+        calls += [(rows, frames) for frames in range(1, most + 1)]
+        rows *= 2
+    return calls
+
+
 def edge_connector(spec: StageSpec, edge: StageEdge, end: socket.socket) -> OmniConnector:
     """The connector on one end of an edge between processes."""
     return SharedMemoryConnector(
@@ -354,12 +365,16 @@ class _Builder:
         spec = self._spec
         assert spec.upstream is not None
         inbox: Any = _bridge(spec.upstream, spec).inbox
+        max_rows, edge = spec.config.max_num_seqs, spec.upstream.config
+        if self._device.type != "cpu":
+            scheduler = GenerationScheduler(max_num_seqs=max_rows, open_inbox=inbox)
+            return scheduler, GenerationRunner(model), "audio"
         scheduler = GenerationScheduler(
-            max_num_seqs=spec.config.max_num_seqs,
-            open_inbox=inbox,
-            max_frames=CPU_CALL_FRAMES if self._device.type == "cpu" else None,
+            max_num_seqs=max_rows, open_inbox=inbox, max_frames=CPU_CALL_FRAMES
         )
-        return scheduler, GenerationRunner(model), "audio"
+        longest = (edge.codec or CodecChunkConfig()).codec_chunk_frames
+        calls = cpu_calls(max_rows=max_rows, longest=longest)
+        return scheduler, GenerationRunner(model, calls), "audio"
 
     def _kv(self, decoder: Decoder) -> tuple[KVCache, BlockManager]:
         num_blocks = self._num_blocks(decoder)

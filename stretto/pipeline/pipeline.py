@@ -373,6 +373,13 @@ class Pipeline:
         return self._pongs
 
     @property
+    def is_prepared(self) -> bool:
+        """No stage process does anything ahead of requests any more; asked once a second."""
+        return all(
+            name in self._pongs and self._pongs[name].is_prepared for name in self.stage_pids
+        )
+
+    @property
     def stage_pids(self) -> dict[str, int]:
         return {stage.name: stage.pid for stage in self._stages if isinstance(stage, StageProcess)}
 

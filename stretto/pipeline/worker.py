@@ -118,6 +118,7 @@ def _pong(engine: StageEngine) -> Pong:
         kv_usage=load.kv_usage,
         prefix_queried_tokens=load.prefix_queried_tokens,
         prefix_hit_tokens=load.prefix_hit_tokens,
+        is_prepared=engine.is_prepared,
     )
 
 

@@ -24,6 +24,8 @@ class StageHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     running: int | None = None
     waiting: int | None = None
     waiting_for_chunk: int | None = None
+    # Whether it has done what an idle stage does ahead; until then first calls may be slower.
+    prepared: bool | None = None
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -60,6 +62,7 @@ def health_of(service: Service) -> Health:
                 running=load.num_running,
                 waiting=load.num_waiting,
                 waiting_for_chunk=load.num_waiting_for_chunk,
+                prepared=load.is_prepared,
             )
         else:
             # It has not been asked yet, or lives in this very process.

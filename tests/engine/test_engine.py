@@ -18,7 +18,7 @@ from stretto.bridges.bridge import Bridge
 from stretto.bridges.prompt_inbox import PromptInbox
 from stretto.engine.ar_scheduler import ARScheduler
 from stretto.engine.block_manager import BlockManager
-from stretto.engine.engine import StageEngine
+from stretto.engine.engine import IDLE_S, StageEngine
 from stretto.engine.generation_scheduler import GenerationScheduler
 from stretto.engine.materializer import Materializer, StepKind
 from stretto.engine.runner import Runner
@@ -718,6 +718,22 @@ def test_the_engine_tells_how_long_its_step_has_been_running() -> None:
         go_on.set()
         wait_for(stage, lambda: bool(stage.ends("r")))
     assert stage.engine.step_age_s == 0.0
+
+
+def test_an_idle_engine_works_ahead_and_one_with_requests_does_not() -> None:
+    runner, words = FakeRunner(speaks=True), MemoryConnector()
+    stage = talker(words, MemoryConnector(), runner=runner)
+    stage.admit(ticket("waits", max_tokens=1))
+    with running(stage):
+        # It waits for its first chunk, which does not come.
+        time.sleep(3 * IDLE_S)
+        assert runner.num_prepared == 0
+        stage.engine.post(Abort("waits"))
+        until_s = time.monotonic() + 20.0
+        while not stage.engine.is_prepared and time.monotonic() < until_s:
+            time.sleep(0.02)
+    assert stage.engine.is_prepared
+    assert runner.num_prepared == 3
 
 
 def test_another_thread_may_ask_for_the_load_at_any_time() -> None:

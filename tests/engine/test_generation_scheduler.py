@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stretto.engine.generation_scheduler import GenerationScheduler
 from stretto.engine.scheduler import SchedulerLoad, StepResult
 from stretto.payloads import CodecFrames
+from stretto.pipeline.assembly import CPU_CALL_FRAMES, cpu_calls
 from tests.fakes import NUM_CODEBOOKS, FrameQueue, ticket
 
 
@@ -167,6 +168,25 @@ def test_a_call_holds_portions_of_like_length_and_so_many_frames() -> None:
         [("5", 50)],
         [("6", 20)],
     ]
+
+
+@settings(max_examples=100)
+@given(
+    st.integers(1, 20),
+    st.integers(1, 30),
+    st.lists(st.integers(1, 30), min_size=1, max_size=20),
+)
+def test_the_calls_that_are_prepared_are_all_that_come(
+    max_rows: int, longest: int, portions: list[int]
+) -> None:
+    prepared = cpu_calls(max_rows=max_rows, longest=longest)
+    assert len(set(prepared)) == len(prepared)
+    scheduler = a_scheduler(max_rows, max_frames=CPU_CALL_FRAMES)
+    for number, size in enumerate(portions):
+        scheduler.add(ticket(f"r{number}"))
+        scheduler.receive(f"r{number}", (frames(0, min(size, longest)),), last=True)
+    while calls := turn(scheduler):
+        assert (len(calls), max(size for _, size in calls)) in prepared
 
 
 @pytest.mark.parametrize("when", ["parked", "waiting", "running"])

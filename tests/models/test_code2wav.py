@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from stretto.engine.generation_runner import GenerationRunner
 from stretto.models.code2wav import Code2Wav
 from stretto.models.qwen3_omni.spec import OmniSpec
 from tests.models.sound import (
@@ -39,6 +40,14 @@ def test_a_stream_is_transformers_decode_of_the_whole(
     got = streamed(code2wav, codes, portions_of(80, size))
     assert len(got) == 80 * 1920 - 555
     assert_same_sound(got, expected)
+
+
+def test_calls_ahead_leave_nothing_in_what_is_heard(code2wav: Code2Wav) -> None:
+    codes = some_codes(code2wav.config, 9)
+    expected = streamed(code2wav, codes, [4, 5])
+    calls = [(1, 2), (2, 3), (4, 1)]
+    assert len(list(GenerationRunner(code2wav, calls).prepare())) == len(calls)
+    assert torch.equal(streamed(code2wav, codes, [4, 5]), expected)
 
 
 def test_the_config_knows_how_many_samples_frames_have(tiny_spec: OmniSpec) -> None:

@@ -103,15 +103,17 @@ class RealServer:
         return [self.process.pid, *self.stage_pids]
 
     def wait_idle(self) -> None:
-        """Returns when neither the front nor a stage holds a request any more."""
-        deadline_s = time.monotonic() + 10
+        """Returns when neither the front nor a stage holds a request, and no stage works ahead."""
+        deadline_s = time.monotonic() + 20
         while time.monotonic() < deadline_s:
             stages = httpx.get(f"{self.url}/health").json()["stages"].values()
             held = [s["running"] + s["waiting"] + s["waiting_for_chunk"] for s in stages]
+            # Work ahead takes memory, for good.
+            held += [not stage["prepared"] for stage in stages]
             if not sum(held) and not httpx.get(f"{self.url}/load").json()["server_load"]:
                 return
             time.sleep(0.1)
-        raise AssertionError("requests are left in the stages")
+        raise AssertionError(f"the stages come to no rest: {list(stages)}")
 
     def end(self) -> None:
         if self.process.poll() is None:
