@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -281,9 +281,11 @@ class FakeRunner:
         self.released: list[str] = []
         self.num_prepared = 0
 
-    def prepare(self) -> Iterator[None]:
-        for self.num_prepared in range(1, 4):
-            yield
+    def prepare(self) -> bool:
+        if self.num_prepared == 3:
+            return False
+        self.num_prepared += 1
+        return True
 
     def execute(self, batch: ARBatch) -> FakePending:
         self.batches.append(batch)
@@ -316,8 +318,8 @@ class FakeVocoder:
         self.batches: list[GenerationBatch] = []
         self.released: list[str] = []
 
-    def prepare(self) -> Iterator[None]:
-        return iter(())
+    def prepare(self) -> bool:
+        return False
 
     def execute(self, batch: GenerationBatch) -> FakePending:
         self.batches.append(batch)

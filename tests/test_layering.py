@@ -58,7 +58,11 @@ ONLY = {
     },
     ("engine.materializer", "bridges"): {"stretto.bridges.bridge"},
 }
-RUNNERS = {"stretto.engine.ar_runner", "stretto.engine.generation_runner"}
+RUNNERS = {
+    "stretto.engine.ar_runner",
+    "stretto.engine.generation_runner",
+    "stretto.engine.recorded_frames",
+}
 
 # Libraries that a part does not know.
 STRANGERS = {

@@ -44,9 +44,9 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prefix_cache_tokens: Positive = 32768
     # Build outputs behind the next step instead of before it; "auto" does where it is safe.
     async_output: Literal["auto", "off"] = "auto"
-    # Record the code predictor's steps of a frame and replay them, for a Talker on CUDA. Off until
-    # it has been seen to work on a device: its bookkeeping is tested, the recording is not.
-    cuda_graphs: bool = False
+    # Record the code predictor's steps of a frame and replay them. "auto" does on a CPU; on CUDA,
+    # where it means graphs, not until they have been seen to work on a device.
+    record_frames: Literal["auto", "on", "off"] = "auto"
     # Positions per request at most; "auto" is what the checkpoint was made for.
     max_model_len: Positive | Auto = "auto"
     # A stage that speaks and has gone round in a circle for so many frames is cut; null: never.

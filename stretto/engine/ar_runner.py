@@ -11,8 +11,7 @@ the `PendingOutput`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,8 +19,8 @@ import torch
 from torch import Tensor
 
 from stretto.bridges.prompt_inbox import PromptInbox
-from stretto.engine.frame_graphs import FrameGraphs, generate_frame
 from stretto.engine.host_copy import HostCopy
+from stretto.engine.recorded_frames import RecordedFrames
 from stretto.engine.runner import Materialized
 from stretto.engine.sampler import Draw, DrawPlan, Sampler
 from stretto.engine.scheduler import Admission, ARBatch, ScheduledRows
@@ -102,9 +101,8 @@ class ARRunner(abc.ABC):
     @abc.abstractmethod
     def _logits(self, hidden: Tensor) -> Tensor: ...
 
-    def prepare(self) -> Iterator[None]:
-        """Nothing: products of matrices are not made for shapes."""
-        return iter(())
+    def prepare(self) -> bool:
+        return False
 
     def release(self, request_id: str) -> None:  # noqa: B027
         """Nothing is kept but table rows, which the next request overwrites."""
@@ -185,13 +183,11 @@ class TalkerRunner(ARRunner):
         *,
         max_rows: int,
         stage_id: int,
-        graphs: FrameGraphs | None = None,
+        frames: RecordedFrames,
     ) -> None:
         super().__init__(model.decoder, cache, sampler, stage_id=stage_id)
         self._model = model
-        self._generate = (
-            partial(generate_frame, model.predictor) if graphs is None else graphs.generate
-        )
+        self._frames = frames
         self._draws: list[Draw | None] = [None] * max_rows
         self._plan: tuple[list[int], DrawPlan] | None = None
         # Of each row's last frame: the sum of its codes' embeddings.
@@ -201,6 +197,9 @@ class TalkerRunner(ARRunner):
             dtype=model.decoder.dtype,
             device=model.decoder.device,
         )
+
+    def prepare(self) -> bool:
+        return self._frames.prepare()
 
     def _admit(self, admission: Admission) -> Draw:
         own = super()._admit(admission)
@@ -262,7 +261,7 @@ class TalkerRunner(ARRunner):
         # All of a frame's noise at once: one call per request instead of one per code.
         noise = plan.noise(self._model.spec.num_codebooks - 1)
         first = self._model.codec_rows(token_ids)
-        residual, total = self._generate(hidden, first, plan, noise)
+        residual, total = self._frames.generate(hidden, first, plan, noise)
         self._frame_rows[torch.tensor(rows, device=total.device)] = total
         frames = torch.cat((token_ids[:, None], residual), 1)
         return ARPending(token_ids, frames, end_id=self._model.spec.codec_ids.eos)

@@ -54,8 +54,7 @@ class StageEngine:
         self._has_upstream = has_upstream
         self._commands: queue.SimpleQueue[Admit | Abort | str] = queue.SimpleQueue()
         self._stopping = False
-        self._preparation = runner.prepare()
-        # Whether the runner has nothing more to do ahead of requests.
+        # Whether the runner had nothing more to do ahead of requests, when it was last asked.
         self.is_prepared = False
         # When the step now running began, by time.monotonic(); None between steps.
         self.step_began_s: float | None = None
@@ -88,7 +87,7 @@ class StageEngine:
             self._wake.clear()
             if self.step() or self._wake.wait(IDLE_S):
                 continue
-            if not self.is_prepared and not self._scheduler.request_ids():
+            if not self._scheduler.request_ids():
                 self._prepare()
 
     def step(self) -> bool:
@@ -120,10 +119,8 @@ class StageEngine:
     def _prepare(self) -> None:
         """What can be done ahead; whoever comes meanwhile waits for the piece at hand, not more."""
         while not self._wake.is_set():
-            try:
-                next(self._preparation)
-            except StopIteration:
-                self.is_prepared = True
+            self.is_prepared = not self._runner.prepare()
+            if self.is_prepared:
                 return
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -27,12 +27,12 @@ class GenerationPending:
 class GenerationRunner:
     """Keeps one vocoder state per request, from its first frames to its release.
 
-    `prepared` are the calls to make ahead, as (rows, frames).
+    `calls` are those to make ahead, as (rows, frames).
     """
 
-    def __init__(self, model: Code2Wav, prepared: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(self, model: Code2Wav, calls: Sequence[tuple[int, int]] = ()) -> None:
         self._model = model
-        self._prepared = prepared
+        self._calls = list(calls)
         self._states: dict[str, VocoderState] = {}
 
     @torch.inference_mode()
@@ -47,17 +47,18 @@ class GenerationRunner:
         return GenerationPending(self._model.feed(codes, states))
 
     @torch.inference_mode()
-    def prepare(self) -> Iterator[None]:
-        """Calls with silence: kernels are made for each shape, at its first use (docs/log.md,
+    def prepare(self) -> bool:
+        """A call with silence: kernels are made for each shape, at its first use (docs/log.md,
         "Kernels that are made at their first use").
         """
-        for rows, frames in self._prepared:
-            codes = torch.zeros(
-                frames, self._model.config.num_codebooks, dtype=torch.int64,
-                device=self._model.device,
-            )  # fmt: skip
-            self._model.feed([codes] * rows, [self._model.open() for _ in range(rows)])
-            yield
+        if not self._calls:
+            return False
+        rows, frames = self._calls.pop(0)
+        model = self._model
+        shape = frames, model.config.num_codebooks
+        codes = torch.zeros(shape, dtype=torch.int64, device=model.device)
+        model.feed([codes] * rows, [model.open() for _ in range(rows)])
+        return True
 
     def release(self, request_id: str) -> None:
         self._states.pop(request_id, None)

@@ -7,7 +7,6 @@ pending.materialize()               everything else, for the materializer, at it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -35,9 +34,10 @@ class Runner(Protocol):
     def execute(self, batch: Any) -> PendingOutput:
         """Runs a batch of this stage's scheduler. Engine thread."""
 
-    def prepare(self) -> Iterator[None]:
-        """Work ahead that makes first steps faster, a piece at a time, for an engine with nothing
-        to do. Engine thread.
+    def prepare(self) -> bool:
+        """A piece of work ahead, for an engine with nothing to do; False when there is none.
+
+        Engine thread.
         """
 
     def release(self, request_id: str) -> None:

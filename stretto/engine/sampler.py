@@ -12,7 +12,7 @@ logits processors. What a batch's parameters mean is worked out once per batch, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ def new_generator(seed: int, device: torch.device) -> torch.Generator:
 
 # What the draws of a batch need: [steps, rows, width] for each group of rows, None for greedy ones.
 Noise = list[Tensor | None]
+# What plans have in common that do the same with their tensors, for any number of rows.
+PlanShape = tuple[tuple[int, ...], ...]
 
 
 class DrawPlan:
@@ -58,22 +60,18 @@ class DrawPlan:
             _Group([draws[row] for row in rows], width, device) for width, rows in by_width.items()
         ]
         self._rows = [torch.tensor(rows, device=device) for rows in by_width.values()]
-        self._num_rows = len(draws)
-
-    @property
-    def shape(self) -> tuple[tuple[int, ...], ...]:
-        """All that is not in `tensors`: plans that agree in it do the same with theirs."""
-        return tuple(group.shape for group in self._groups)
+        self.shape: PlanShape = tuple(group.shape for group in self._groups)
 
     def tensors(self) -> list[Tensor]:
         """What `pick` reads beside logits and noise."""
         return [*self._rows, *(part for group in self._groups for part in group.tensors())]
 
-    def copy(self) -> DrawPlan:
-        """A plan with tensors of its own, for `pick` alone: it has no generators."""
+    def with_tensors(self, tensors: Sequence[Tensor]) -> DrawPlan:
+        """This plan with others in place of its `tensors()`."""
         plan = copy.copy(self)
-        plan._groups = [group.copy() for group in self._groups]
-        plan._rows = [rows.clone() for rows in self._rows]
+        given = iter(tensors)
+        plan._rows = [next(given) for _ in self._rows]
+        plan._groups = [group.with_tensors(given) for group in self._groups]
         return plan
 
     def noise(self, steps: int) -> Noise:
@@ -84,7 +82,7 @@ class DrawPlan:
         """Ids [rows] of draw `step` from logits [rows, V]."""
         if len(self._groups) == 1:
             return self._groups[0].pick(logits, noise[0], step)
-        ids = torch.empty(self._num_rows, dtype=torch.int64, device=logits.device)
+        ids = torch.empty_like(logits[:, 0], dtype=torch.int64)
         for group, rows, own in zip(self._groups, self._rows, noise, strict=True):
             ids[rows] = group.pick(logits[rows], own, step)
         return ids
@@ -109,16 +107,15 @@ class _Group:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return len(self._draws), self._width, *(limit is not None for limit in self._limits)
+        return self._width, *(limit is not None for limit in self._limits)
 
     def tensors(self) -> list[Tensor]:
         return [limit for limit in self._limits if limit is not None]
 
-    def copy(self) -> _Group:
+    def with_tensors(self, given: Iterator[Tensor]) -> _Group:
         group = copy.copy(self)
-        group._draws = ()
         group._temperature, group._top_p, group._min_p = (
-            None if limit is None else limit.clone() for limit in self._limits
+            None if limit is None else next(given) for limit in self._limits
         )
         return group
 

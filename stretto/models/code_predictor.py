@@ -5,7 +5,8 @@
 
 Four fifths of all the work of a spoken request are these steps (FACTS: 15 steps a frame), and one
 step costs nearly the same for one request as for many: so it runs over all requests of a step at
-once, on a KV cache of a fixed `num_codebooks + 1` positions that no frame outlives.
+once. Its few keys and values live as long as the frame. Nothing here depends on how many rows there
+are, so that a record of it (`engine/recorded_frames.py`) holds for any number.
 
 The architecture is transformers' `Qwen3OmniMoeTalkerCodePredictor`: dense layers of `decoder.py`,
 one embedding and one head per residual codebook. In Qwen3-TTS the predictor may be narrower than
@@ -37,6 +38,9 @@ from stretto.models.weights import ParameterSource
 # Picks ids [rows] from logits [rows, V] for residual step 0, 1, ...
 Pick = Callable[[Tensor, int], Tensor]
 
+# Keys and values of one layer, [rows, kv_heads, positions, D] each.
+_Past = tuple[Tensor, Tensor]
+
 
 class CodePredictor:
     """Codes 1 to `num_codebooks - 1` of a frame, for all rows of a batch."""
@@ -49,7 +53,6 @@ class CodePredictor:
         *,
         num_codebooks: int,
         codebook_size: int,
-        max_rows: int,
         talker_hidden_size: int | None = None,
     ) -> None:
         """`talker_hidden_size` None: the same as the predictor's own."""
@@ -88,16 +91,6 @@ class CodePredictor:
             device=norm.device,
         )
         self._turns = [_Turn(layer, rotary) for layer in self._layers]
-        shape = (
-            config.num_layers,
-            max_rows,
-            config.num_kv_heads,
-            num_codebooks + 1,
-            config.head_dim,
-        )
-        self._keys = torch.zeros(shape, dtype=norm.dtype, device=norm.device)
-        self._values = torch.zeros(shape, dtype=norm.dtype, device=norm.device)
-        self._views: dict[int, list[list[_View]]] = {}
 
     def generate(
         self, hidden: Tensor, first_embedding: Tensor, pick: Pick
@@ -106,14 +99,14 @@ class CodePredictor:
 
         `hidden` is the Talker's normed output, `first_embedding` that of code 0; [rows, H] each.
         """
-        rows, size = hidden.shape[0], self.config.hidden_size
-        views = self._views_of(rows)
-        x = torch.stack((hidden, first_embedding), 1).view(2 * rows, -1)
+        x = torch.stack((hidden, first_embedding), 1).flatten(0, 1)
         if self._projection is not None:
             x = self._projection(x)
-        for layer, turns, view in zip(self._layers, self._turns, views, strict=True):
-            x = self._run_first(layer, turns, x, view[1])
-        x = x.view(rows, 2, size)[:, 1]
+        pasts: list[_Past] = []
+        for layer, turns in zip(self._layers, self._turns, strict=True):
+            x, past = self._run_first(layer, turns, x)
+            pasts.append(past)
+        x = x.view(-1, 2, self.config.hidden_size)[:, 1]
         total = first_embedding
         codes = []
         last = len(self._heads) - 1
@@ -126,8 +119,8 @@ class CodePredictor:
                 x = embedded
                 if self._projection is not None:
                     x = F.embedding(code, self._inputs[step])
-                for layer, turns, view in zip(self._layers, self._turns, views, strict=True):
-                    x = self._run(layer, turns, x, step + 2, view[step + 2])
+                for index, (layer, turns) in enumerate(zip(self._layers, self._turns, strict=True)):
+                    x, pasts[index] = self._run(layer, turns, x, step + 2, pasts[index])
         return torch.stack(codes, 1), total
 
     def residual_rows(self, codes: Tensor) -> Tensor:
@@ -137,50 +130,40 @@ class CodePredictor:
             rows = rows + F.embedding(codes[:, index], self._embeddings[index])
         return rows
 
-    def _run(self, layer: Layer, turns: _Turn, x: Tensor, position: int, view: _View) -> Tensor:
+    def _run(
+        self, layer: Layer, turns: _Turn, x: Tensor, position: int, past: _Past
+    ) -> tuple[Tensor, _Past]:
         """One layer over one position of every row; x [rows, H]."""
         config, weights = self.config, layer.attention
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        rows = x.shape[0]
-        qkv = torch.mm(weights.norm(x), weights.qkv).view(rows, heads + 2 * kv_heads, head_dim)
+        qkv = torch.mm(weights.norm(x), weights.qkv).view(-1, heads + 2 * kv_heads, head_dim)
         pair = unit_pair(qkv[:, : heads + kv_heads], config.rms_norm_eps)
         qk = turn(pair, turns.cos[position], turns.minus_sin[position])
-        view.key.copy_(qk[:, heads:])
-        view.value.copy_(qkv[:, heads + kv_heads :])
+        keys = torch.cat((past[0], qk[:, heads:, None]), 2)
+        values = torch.cat((past[1], qkv[:, heads + kv_heads :, None]), 2)
         # As in the decoder: a group's query heads stand where query positions would.
-        query = qk[:, :heads].view(rows, kv_heads, config.group_size, head_dim)
-        attended = F.scaled_dot_product_attention(query, view.keys, view.values)
-        return _finish(layer, x, attended.reshape(rows, heads * head_dim))
+        query = qk[:, :heads].view(-1, kv_heads, config.group_size, head_dim)
+        attended = F.scaled_dot_product_attention(query, keys, values)
+        return _finish(layer, x, attended.reshape(-1, heads * head_dim)), (keys, values)
 
-    def _run_first(self, layer: Layer, turns: _Turn, x: Tensor, view: _View) -> Tensor:
+    def _run_first(self, layer: Layer, turns: _Turn, x: Tensor) -> tuple[Tensor, _Past]:
         """One layer over the first two positions of every row; x [rows * 2, H]."""
         config, weights = self.config, layer.attention
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = torch.mm(weights.norm(x), weights.qkv).view(-1, 2, heads + 2 * kv_heads, head_dim)
         pair = unit_pair(qkv[:, :, : heads + kv_heads], config.rms_norm_eps)
         qk = turn(pair, turns.first_cos, turns.first_minus_sin)
-        view.keys.copy_(qk[:, :, heads:].transpose(1, 2))
-        view.values.copy_(qkv[:, :, heads + kv_heads :].transpose(1, 2))
+        keys = qk[:, :, heads:].transpose(1, 2)
+        values = qkv[:, :, heads + kv_heads :].transpose(1, 2)
         attended = F.scaled_dot_product_attention(
             qk[:, :, :heads].transpose(1, 2),
-            view.keys,
-            view.values,
+            keys,
+            values,
             is_causal=True,
             enable_gqa=config.group_size > 1,
         )
-        return _finish(layer, x, attended.transpose(1, 2).reshape(-1, heads * head_dim))
-
-    def _views_of(self, rows: int) -> list[list[_View]]:
-        """The cache's views for a batch of `rows`, by layer and position; made once."""
-        if rows not in self._views:
-            self._views[rows] = [
-                [
-                    _View(keys[:rows], values[:rows], position)
-                    for position in range(self.num_codebooks + 1)
-                ]
-                for keys, values in zip(self._keys, self._values, strict=True)
-            ]
-        return self._views[rows]
+        attended = attended.transpose(1, 2).reshape(-1, heads * head_dim)
+        return _finish(layer, x, attended), (keys, values)
 
 
 class _Projection:
@@ -207,14 +190,6 @@ class _Turn:
         minus_sin = weight[:, size // 2 : size // 2 + size] * rotary.minus_sin[:, None]
         self.cos, self.minus_sin = cos.unbind(), minus_sin.unbind()
         self.first_cos, self.first_minus_sin = cos[:2], minus_sin[:2]
-
-
-class _View:
-    """The cache at one position, and up to it; [rows, kv_heads, D], [rows, kv_heads, n, D]."""
-
-    def __init__(self, keys: Tensor, values: Tensor, position: int) -> None:
-        self.key, self.value = keys[:, :, position], values[:, :, position]
-        self.keys, self.values = keys[:, :, : position + 1], values[:, :, : position + 1]
 
 
 def _finish(layer: Layer, x: Tensor, attended: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class CodecTalker(abc.ABC):
     spec: CodecTalkerSpec
     text_rows: Tensor
 
-    def __init__(self, source: ParameterSource, spec: CodecTalkerSpec, *, max_rows: int) -> None:
+    def __init__(self, source: ParameterSource, spec: CodecTalkerSpec) -> None:
         hidden = spec.decoder.hidden_size
         self.spec = spec
         self.decoder = Decoder(source, "talker.model", spec.decoder)
@@ -46,7 +46,6 @@ class CodecTalker(abc.ABC):
             spec.predictor,
             num_codebooks=spec.num_codebooks,
             codebook_size=spec.codebook_size,
-            max_rows=max_rows,
             talker_hidden_size=hidden,
         )
         first_special = spec.vocab_size - NUM_SPECIAL_CODEC_IDS

@@ -26,11 +26,11 @@ from stretto.engine.ar_runner import TalkerRunner, ThinkerRunner
 from stretto.engine.ar_scheduler import ARScheduler
 from stretto.engine.block_manager import BlockManager
 from stretto.engine.engine import StageEngine
-from stretto.engine.frame_graphs import CudaRecorder, FrameGraphs
 from stretto.engine.generation_runner import GenerationRunner
 from stretto.engine.generation_scheduler import GenerationScheduler
 from stretto.engine.materializer import Materializer, StepKind
 from stretto.engine.prefix_cache import PrefixCache
+from stretto.engine.recorded_frames import CudaGraphs, RecordedFrames, Recorder, trace
 from stretto.engine.runner import Runner
 from stretto.engine.sampler import Sampler
 from stretto.engine.scheduler import Scheduler
@@ -69,8 +69,6 @@ BRIDGES: dict[tuple[str, str], Callable[..., Bridge]] = {
     ("qwen3_omni.talker", "qwen3_omni.code2wav"): TalkerToCode2Wav,
     ("qwen3_tts.talker", "qwen3_tts.code2wav"): TalkerToCode2Wav,
 }
-
-WITH_CODE_PREDICTOR = frozenset({"qwen3_omni.talker", "qwen3_tts.talker"})
 
 # Entry stages whose upstream is the client, who may still be writing.
 FED_BY_CLIENT = frozenset({"qwen3_tts.talker"})
@@ -266,11 +264,6 @@ class _Builder:
                 f"stage {self._spec.config.name}: unknown model {model!r}; there are "
                 f"{', '.join(sorted(makers))}"
             )
-        if self._spec.config.cuda_graphs and model not in WITH_CODE_PREDICTOR:
-            raise ConfigError(
-                f"stage {self._spec.config.name}: cuda_graphs is true; they are of the code "
-                f"predictor, which {model} has not"
-            )
         with torch.inference_mode():
             return makers[model]()
 
@@ -306,8 +299,7 @@ class _Builder:
 
     def _talker(self) -> tuple[Scheduler, Runner, StepKind]:
         spec, omni = self._spec, self._omni
-        rows = spec.config.max_num_seqs
-        model = self._checkpoint().load(lambda source: Talker(source, omni.talker, max_rows=rows))
+        model = self._checkpoint().load(lambda source: Talker(source, omni.talker))
         assert spec.upstream is not None
         return self._speaking(model, _bridge(spec.upstream, spec).inbox)
 
@@ -318,8 +310,7 @@ class _Builder:
                 f"stage {spec.config.name}: enable_prefix_caching is true; its prompts are rows, "
                 "not ids"
             )
-        rows = spec.config.max_num_seqs
-        model = self._checkpoint().load(lambda source: TtsTalker(source, tts.talker, max_rows=rows))
+        model = self._checkpoint().load(lambda source: TtsTalker(source, tts.talker))
         return self._speaking(model, TextToTalker(tts).inbox)
 
     def _speaking(self, model: CodecTalker, inbox: Any) -> tuple[Scheduler, Runner, StepKind]:
@@ -337,19 +328,17 @@ class _Builder:
             sampler,
             max_rows=rows,
             stage_id=self._spec.stage_id,
-            graphs=self._frame_graphs(model),
+            frames=self._frames(model),
         )
         return self._ar_scheduler(blocks, open_inbox=inbox, open_text=None), runner, "speech"
 
-    def _frame_graphs(self, model: CodecTalker) -> FrameGraphs | None:
-        config = self._spec.config
-        if not config.cuda_graphs:
-            return None
-        if self._device.type != "cuda":
-            raise ConfigError(
-                f"stage {config.name}: cuda_graphs is true; the stage runs on {self._device}"
-            )
-        return FrameGraphs(model.predictor, CudaRecorder())
+    def _frames(self, model: CodecTalker) -> RecordedFrames:
+        record: Recorder | None = None
+        if self._spec.config.record_frames == "on" and self._device.type == "cuda":
+            record = CudaGraphs()
+        elif self._spec.config.record_frames != "off" and self._device.type == "cpu":
+            record = trace
+        return RecordedFrames(model.predictor, record)
 
     def _code2wav(self) -> tuple[Scheduler, Runner, StepKind]:
         omni = self._omni

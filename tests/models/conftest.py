@@ -19,7 +19,7 @@ from stretto.models.qwen3_omni.thinker import Thinker
 from stretto.models.qwen3_tts import talker as tts_talker
 from stretto.models.qwen3_tts.spec import SPEECH_TOKENIZER, TtsSpec, read_spec
 from stretto.models.tiny import CACHED_CHECKPOINTS, cached_checkpoint
-from tests.models.small import MAX_ROWS, load
+from tests.models.small import load
 from tests.reference_tts import load_reference
 
 
@@ -36,7 +36,7 @@ def thinker(tiny_dir: Path, tiny_spec: OmniSpec) -> Thinker:
 
 @pytest.fixture(scope="session")
 def talker(tiny_dir: Path, tiny_spec: OmniSpec) -> Talker:
-    return load(tiny_dir, lambda source: Talker(source, tiny_spec.talker, max_rows=MAX_ROWS))
+    return load(tiny_dir, lambda source: Talker(source, tiny_spec.talker))
 
 
 @pytest.fixture(scope="session")
@@ -71,9 +71,7 @@ def open_tts(name: str, cache_dir: Path) -> Tts:
         directory=directory,
         spec=spec,
         reference=load_reference(directory),
-        talker=load(
-            directory, lambda source: tts_talker.Talker(source, spec.talker, max_rows=MAX_ROWS)
-        ),
+        talker=load(directory, lambda source: tts_talker.Talker(source, spec.talker)),
         code2wav=load(speech_tokenizer, lambda source: Code2Wav(source, spec.code2wav)),
     )
 

@@ -15,6 +15,7 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as refere
 from stretto.bridges.thinker_to_talker import ThinkerToTalker
 from stretto.config.deployment import EdgeConfig
 from stretto.engine.ar_runner import TalkerRunner
+from stretto.engine.recorded_frames import RecordedFrames, trace
 from stretto.engine.sampler import Sampler
 from stretto.engine.scheduler import Admission, ARBatch, ScheduledRows
 from stretto.models.code_predictor import CodePredictor
@@ -88,7 +89,7 @@ def test_a_code_predictor_of_any_shape_is_transformers(
     predictor = load(
         tmp_path,
         lambda source: CodePredictor(
-            source, "part", own, num_codebooks=num_codebooks, codebook_size=30, max_rows=5
+            source, "part", own, num_codebooks=num_codebooks, codebook_size=30
         ),
     )
     for num_rows in (5, 1, 4):
@@ -231,7 +232,14 @@ class Speaker:
             max_rows=MAX_ROWS, vocab_size=spec.talker.vocab_size, device=CPU,
             suppressed=talker.suppressed if suppressed is None else suppressed,
         )  # fmt: skip
-        self.runner = TalkerRunner(talker, cache, sampler, max_rows=MAX_ROWS, stage_id=1)
+        self.runner = TalkerRunner(
+            talker,
+            cache,
+            sampler,
+            max_rows=MAX_ROWS,
+            stage_id=1,
+            frames=RecordedFrames(talker.predictor, trace),
+        )
         self._at: dict[str, int] = {}
         self._inboxes: dict[str, Any] = {}
         self._places: dict[str, Place] = {}

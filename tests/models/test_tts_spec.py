@@ -34,7 +34,7 @@ UNUSED = {
 
 def declared_model(spec: TtsSpec) -> Shapes:
     source = DeclaredParameters()
-    Talker(source, spec.talker, max_rows=1)
+    Talker(source, spec.talker)
     if spec.speaker_encoder is not None:
         SpeakerEncoder(source, spec.speaker_encoder)
     return source.shapes

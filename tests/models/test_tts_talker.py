@@ -137,7 +137,7 @@ def test_a_predictor_narrower_or_wider_than_its_talker_is_the_references(
     predictor = load(
         tmp_path,
         lambda source: CodePredictor(
-            source, "part", own, num_codebooks=num_codebooks, codebook_size=30, max_rows=4,
+            source, "part", own, num_codebooks=num_codebooks, codebook_size=30,
             talker_hidden_size=talker_hidden,
         ),
     )  # fmt: skip

@@ -276,7 +276,7 @@ def published_shapes(config: Qwen3OmniMoeConfig) -> dict[str, tuple[int, ...]]:
 def declared_by_all_stages(spec: OmniSpec) -> dict[str, tuple[int, ...]]:
     source = DeclaredParameters()
     Thinker(source, spec.thinker)
-    Talker(source, spec.talker, max_rows=1)
+    Talker(source, spec.talker)
     Code2Wav(source, spec.code2wav)
     return source.shapes
 

@@ -930,8 +930,6 @@ def test_a_checkpoint_with_a_broken_file_is_refused_and_names_it(
             "qwen3_omni.dreamer",
         ),
         ({"stages": {"thinker": {"devices": "abacus"}}}, "abacus"),
-        ({"stages": {"talker": {"devices": "cpu", "cuda_graphs": True}}}, "runs on cpu"),
-        ({"stages": {"thinker": {"cuda_graphs": True}}}, "qwen3_omni.thinker has not"),
         (bridge_flags("nowhere.Bridge"), "nowhere.Bridge"),
         (bridge_flags("stretto.bridges.bridge.Missing"), "Missing"),
         (bridge_flags("Bridge"), "Bridge"),

@@ -16,8 +16,8 @@ from stretto.models.weights import ParameterSource
 
 
 class Talker(CodecTalker):
-    def __init__(self, source: ParameterSource, spec: TalkerSpec, *, max_rows: int) -> None:
-        super().__init__(source, spec, max_rows=max_rows)
+    def __init__(self, source: ParameterSource, spec: TalkerSpec) -> None:
+        super().__init__(source, spec)
 
         def projection(name: str) -> Projection:
             return Projection(

@@ -13,8 +13,8 @@ from stretto.models.weights import ParameterSource
 
 
 class Talker(CodecTalker):
-    def __init__(self, source: ParameterSource, spec: TtsTalkerSpec, *, max_rows: int) -> None:
-        super().__init__(source, spec, max_rows=max_rows)
+    def __init__(self, source: ParameterSource, spec: TtsTalkerSpec) -> None:
+        super().__init__(source, spec)
         text_hidden = spec.text_hidden_size
         projection = Projection(
             source,

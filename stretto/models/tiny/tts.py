@@ -318,7 +318,7 @@ SPEAKER_OUTPUT_GAIN = 0.2
 
 def _model_shapes(spec: TtsSpec) -> dict[str, Shape]:
     declared = DeclaredParameters()
-    Talker(declared, spec.talker, max_rows=1)
+    Talker(declared, spec.talker)
     if spec.speaker_encoder is not None:
         SpeakerEncoder(declared, spec.speaker_encoder)
     return declared.shapes

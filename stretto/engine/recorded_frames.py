@@ -1,0 +1,151 @@
+"""The code predictor's part of a frame, recorded and replayed: a thousand small steps as one call.
+
+    on a CPU   a trace: the same kernels in the same order, with no Python between them and without
+               its lock, so that threads beside the engine run meanwhile; the same bits
+    on CUDA    a graph for each number of rows: one launch
+
+A record stands for a way of drawing (how many candidates, which limits); everything else it is
+given as tensors. Making one takes half a second, so no frame waits for it: frames of a new kind run
+step by step, and an engine with nothing to do makes their record.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.engine.sampler import DrawPlan, Noise, PlanShape
+from stretto.models.code_predictor import CodePredictor
+
+# Residual codes [rows, num_codebooks - 1] and the sum of all code embeddings [rows, H].
+Frame = tuple[Tensor, Tensor]
+Run = Callable[..., Frame]
+Recorder = Callable[[Run, Sequence[Tensor]], Run]
+
+# More are not kept: a server that meets more ways of drawing runs the rest step by step.
+MOST_RECORDS = 16
+
+
+def trace(run: Run, inputs: Sequence[Tensor]) -> Run:
+    """Records on a CPU. Of torch's ways the one that takes no minutes of compiling."""
+    with warnings.catch_warnings():
+        # In every release that we allow it works, and says that it is deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced: Run = torch.jit.trace(  # type: ignore[no-untyped-call]
+            run, tuple(inputs), check_trace=False
+        )
+    return traced
+
+
+class CudaGraphs:
+    """Records on CUDA. A result holds until the next replay of any graph."""
+
+    def __init__(self) -> None:
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Run, inputs: Sequence[Tensor]) -> Run:
+        graphs: dict[int, Run] = {}
+
+        def replay(*given: Tensor) -> Frame:
+            rows = len(given[0])
+            if rows not in graphs:
+                graphs[rows] = self._graph(run, given)
+            return graphs[rows](*given)
+
+        return replay
+
+    def _graph(self, run: Run, inputs: Sequence[Tensor]) -> Run:
+        own = [tensor.clone() for tensor in inputs]
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            # Libraries choose kernels and take work space in their first calls.
+            run(*own)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads wait for copies meanwhile: only this one's calls are recorded.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            outputs = run(*own)
+
+        def replay(*given: Tensor) -> Frame:
+            for mine, new in zip(own, given, strict=True):
+                mine.copy_(new)
+            graph.replay()
+            return outputs
+
+        return replay
+
+
+@dataclass(frozen=True)
+class _Example:
+    """A frame to record by: how its rows draw, and one that was asked for."""
+
+    plan: DrawPlan
+    hidden: Tensor
+    first: Tensor
+    noise: Noise
+
+
+class RecordedFrames:
+    """Frames of a code predictor; with `record` None all step by step."""
+
+    def __init__(self, predictor: CodePredictor, record: Recorder | None) -> None:
+        self._predictor = predictor
+        self._record = record
+        self._records: dict[PlanShape, Run] = {}
+        self._wanted: dict[PlanShape, _Example] = {}
+
+    @property
+    def num_records(self) -> int:
+        return len(self._records)
+
+    def generate(self, hidden: Tensor, first: Tensor, plan: DrawPlan, noise: Noise) -> Frame:
+        """One frame of the rows that `plan` is for.
+
+        `hidden` is the Talker's normed output, `first` the embedding of code 0, [rows, H] each.
+        """
+        record = self._records.get(plan.shape)
+        if record is not None:
+            return record(hidden, first, *plan.tensors(), *_present(noise))
+        is_new = plan.shape not in self._wanted
+        if self._record is not None and is_new and self._num_known < MOST_RECORDS:
+            self._wanted[plan.shape] = _Example(plan, hidden, first, noise)
+        return self._step_by_step(hidden, first, plan, noise)
+
+    @torch.inference_mode()
+    def prepare(self) -> bool:
+        """Makes one of the records that were missed; False when there is none."""
+        if not self._wanted:
+            return False
+        assert self._record is not None
+        shape = next(iter(self._wanted))
+        example = self._wanted.pop(shape)
+        num_own = len(example.plan.tensors())
+
+        def run(hidden: Tensor, first: Tensor, *rest: Tensor) -> Frame:
+            plan = example.plan.with_tensors(rest[:num_own])
+            given = iter(rest[num_own:])
+            noise = [None if part is None else next(given) for part in example.noise]
+            return self._step_by_step(hidden, first, plan, noise)
+
+        inputs = [example.hidden, example.first, *example.plan.tensors(), *_present(example.noise)]
+        self._records[shape] = self._record(run, inputs)
+        return True
+
+    @property
+    def _num_known(self) -> int:
+        return len(self._records) + len(self._wanted)
+
+    def _step_by_step(self, hidden: Tensor, first: Tensor, plan: DrawPlan, noise: Noise) -> Frame:
+        return self._predictor.generate(
+            hidden, first, lambda logits, step: plan.pick(logits, noise, step)
+        )
+
+
+def _present(noise: Noise) -> list[Tensor]:
+    return [part for part in noise if part is not None]
