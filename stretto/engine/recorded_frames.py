@@ -5,8 +5,9 @@
     on CUDA    a graph for each number of rows: one launch
 
 A record stands for a way of drawing (how many candidates, which limits); everything else it is
-given as tensors. Making one takes half a second, so no frame waits for it: frames of a new kind run
-step by step, and an engine with nothing to do makes their record.
+given as tensors. Making one takes a third of a second. The first frame of all waits for that, which
+is the warm-up's and drawn as deployed; from then on frames of a new kind run step by step, and an
+engine with nothing to do makes their record.
 """
 
 from __future__ import annotations
@@ -43,19 +44,22 @@ def trace(run: Run, inputs: Sequence[Tensor]) -> Run:
 
 
 class CudaGraphs:
-    """Records on CUDA. A result holds until the next replay of any graph."""
+    """Records on CUDA, at the first frame with so many rows.
+
+    A result holds until the next replay of any graph.
+    """
 
     def __init__(self) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run, inputs: Sequence[Tensor]) -> Run:
-        graphs: dict[int, Run] = {}
+        graphs: dict[tuple[torch.Size, ...], Run] = {}
 
         def replay(*given: Tensor) -> Frame:
-            rows = len(given[0])
-            if rows not in graphs:
-                graphs[rows] = self._graph(run, given)
-            return graphs[rows](*given)
+            shapes = tuple(tensor.shape for tensor in given)
+            if shapes not in graphs:
+                graphs[shapes] = self._graph(run, given)
+            return graphs[shapes](*given)
 
         return replay
 
@@ -109,37 +113,41 @@ class RecordedFrames:
 
         `hidden` is the Talker's normed output, `first` the embedding of code 0, [rows, H] each.
         """
+        if plan.shape not in self._records:
+            self._miss(_Example(plan, hidden, first, noise))
         record = self._records.get(plan.shape)
-        if record is not None:
-            return record(hidden, first, *plan.tensors(), *_present(noise))
-        is_new = plan.shape not in self._wanted
-        if self._record is not None and is_new and self._num_known < MOST_RECORDS:
-            self._wanted[plan.shape] = _Example(plan, hidden, first, noise)
-        return self._step_by_step(hidden, first, plan, noise)
+        if record is None:
+            return self._step_by_step(hidden, first, plan, noise)
+        return record(hidden, first, *plan.tensors(), *_present(noise))
 
-    @torch.inference_mode()
     def prepare(self) -> bool:
         """Makes one of the records that were missed; False when there is none."""
         if not self._wanted:
             return False
+        self._make(self._wanted.pop(next(iter(self._wanted))))
+        return True
+
+    def _miss(self, example: _Example) -> None:
+        if self._record is None:
+            return
+        if not self._records and not self._wanted:
+            self._make(example)
+        elif len(self._records) + len(self._wanted) < MOST_RECORDS:
+            self._wanted.setdefault(example.plan.shape, example)
+
+    @torch.inference_mode()
+    def _make(self, example: _Example) -> None:
         assert self._record is not None
-        shape = next(iter(self._wanted))
-        example = self._wanted.pop(shape)
-        num_own = len(example.plan.tensors())
+        own = example.plan.tensors()
 
         def run(hidden: Tensor, first: Tensor, *rest: Tensor) -> Frame:
-            plan = example.plan.with_tensors(rest[:num_own])
-            given = iter(rest[num_own:])
+            plan = example.plan.with_tensors(rest[: len(own)])
+            given = iter(rest[len(own) :])
             noise = [None if part is None else next(given) for part in example.noise]
             return self._step_by_step(hidden, first, plan, noise)
 
-        inputs = [example.hidden, example.first, *example.plan.tensors(), *_present(example.noise)]
-        self._records[shape] = self._record(run, inputs)
-        return True
-
-    @property
-    def _num_known(self) -> int:
-        return len(self._records) + len(self._wanted)
+        inputs = [example.hidden, example.first, *own, *_present(example.noise)]
+        self._records[example.plan.shape] = self._record(run, inputs)
 
     def _step_by_step(self, hidden: Tensor, first: Tensor, plan: DrawPlan, noise: Noise) -> Frame:
         return self._predictor.generate(

@@ -60,6 +60,12 @@ class Frontend(abc.ABC):
             for stage in model.config.stages
         }
 
+    def warm_up_sampling(self, stage: str, max_tokens: int) -> SamplingParams:
+        """As deployed: what is made at first use is then made for what comes."""
+        return msgspec.structs.replace(
+            self._defaults[stage], max_tokens=max_tokens, min_tokens=0, stop=()
+        )
+
     @property
     @abc.abstractmethod
     def speakers(self) -> list[str]:

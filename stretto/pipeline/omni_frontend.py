@@ -106,14 +106,15 @@ class OmniFrontend(Frontend):
         )
         tickets: tuple[StageRequest, ...] = (entry,)
         if len(self.model.config.stages) > 1:
+            talker = self.model.config.stages[1]
             tickets = speaking_tickets(
                 entry,
                 SpeechOptions(
                     speaker=self.speakers[0],
                     initial_codec_chunk_frames=None,
-                    residual_sampling=SamplingParams(),
+                    residual_sampling=merge_sampling(SamplingParams(), talker.residual_sampling),
                 ),
-                SamplingParams(max_tokens=WARM_UP_FRAMES, repetition_penalty=1.05),
+                self.warm_up_sampling(talker.name, WARM_UP_FRAMES),
                 max_positions=MIN_CONTEXT,
             )
         return PipelineRequest(tickets=tickets, num_prompt_tokens=len(prompt), label="warm-up")

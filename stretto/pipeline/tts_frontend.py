@@ -144,7 +144,7 @@ class TtsFrontend(Frontend):
         return self._tickets(
             prompt,
             SpeakOptions(label="warm-up"),
-            SamplingParams(max_tokens=WARM_UP_FRAMES, repetition_penalty=1.05),
+            self.warm_up_sampling(self.model.config.stages[0].name, WARM_UP_FRAMES),
             max_positions=MIN_CONTEXT,
         )
 
