@@ -322,7 +322,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--peak", type=float, default=1.5e-3, help="highest learning rate")
     parser.add_argument("--positions", type=int, default=2400, help="positions in a batch")
-    parser.add_argument("--predicted-frames", type=int, default=128, help="of a batch's frames")
+    parser.add_argument("--predicted-frames", type=int, default=320, help="of a batch's frames")
     parser.add_argument("--stop-at", type=int, default=None, help="leave the schedule early")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
