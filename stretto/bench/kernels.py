@@ -1,6 +1,6 @@
 """What one step of each model costs by itself, and what it cannot cost less than.
 
-    code predictor    a frame's residual codes                        rows 1, 4, 16
+    code predictor    a frame's residual codes, recorded and not      rows 1, 4, 16
     talker, thinker   a decode step: layers, final norm, head         rows 1, 4, 16
     code2wav          a call of the vocoder, per frame                rows 1, 4, 16 x chunks
 
@@ -24,6 +24,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from stretto.bench.tables import Table, number
+from stretto.engine.recorded_frames import RecordedFrames, trace
+from stretto.engine.sampler import Draw, DrawPlan
 from stretto.errors import ConfigError
 from stretto.models.code2wav import Code2Wav
 from stretto.models.decoder import DecoderConfig, KVCache, MoEConfig, Segment
@@ -33,6 +35,7 @@ from stretto.models.qwen3_omni.thinker import Thinker
 from stretto.models.weights import Checkpoint, ParameterSource
 from stretto.pipeline.frontends import load_frontend
 from stretto.pipeline.model import open_model
+from stretto.request import SamplingParams
 
 # Positions behind a decode step: prompt and half an answer of the other benches.
 CONTEXT = 256
@@ -108,12 +111,13 @@ class _Kernel:
         frames: int = 0,
         resident: int,
         traffic: int | None = None,
+        counted: Callable[[], object] | None = None,
     ) -> None:
         self.name, self.rows, self.frames = name, rows, frames
         self.call = call
         self.resident = resident
         self.traffic = resident if traffic is None else traffic
-        self.flops = _flops(call)
+        self.flops = _flops(counted or call)
         self.took_s: list[float] = []
 
 
@@ -228,7 +232,14 @@ def _kernels(plan: KernelPlan, cache_dir: Path) -> list[_Kernel]:
         )
 
     return [
-        *(_predictor_frame(talker, rows, noted) for rows in plan.rows),
+        *(
+            _predictor_frame(name, frames, talker, rows, noted)
+            for name, frames in (
+                ("code predictor", RecordedFrames(talker.predictor, trace)),
+                ("code predictor, step by step", RecordedFrames(talker.predictor, None)),
+            )
+            for rows in plan.rows
+        ),
         *(
             _decode_step(
                 "talker",
@@ -266,15 +277,23 @@ def _reached(config: DecoderConfig, rows: int) -> float:
     return 1.0 - (1.0 - config.mlp.num_experts_per_tok / config.mlp.num_experts) ** rows
 
 
-def _predictor_frame(talker: Talker, rows: int, noted: _Noted) -> _Kernel:
+def _predictor_frame(
+    name: str, frames: RecordedFrames, talker: Talker, rows: int, noted: _Noted
+) -> _Kernel:
     predictor = talker.predictor
     hidden = torch.randn(rows, predictor.config.hidden_size)
     first = torch.randn(rows, predictor.config.hidden_size)
+    draws = [Draw(SamplingParams(), None)] * rows
+    plan = DrawPlan(draws, talker.spec.codebook_size, hidden.device)
+    noise = plan.noise(predictor.num_codebooks - 1)
+    single_steps = RecordedFrames(predictor, None)
     layers = noted.bytes_of("talker.code_predictor.model.layers.")
     heads = noted.bytes_of("talker.code_predictor.lm_head.")
     return _Kernel(
-        "code predictor",
-        lambda: predictor.generate(hidden, first, lambda logits, _: logits.argmax(-1)),
+        name,
+        lambda: frames.generate(hidden, first, plan, noise),
+        # What torch runs from a record is not counted.
+        counted=lambda: single_steps.generate(hidden, first, plan, noise),
         rows=rows,
         # What is read again and again lies nearer than all of it would.
         resident=layers,

@@ -20,7 +20,7 @@ def test_every_step_is_measured_beside_its_floor(
     result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert result["kind"] == "kernels"
     steps = {(step["name"], step["rows"], step["frames"]): step for step in result["steps"]}
-    names = ("code predictor", "talker", "thinker")
+    names = ("code predictor", "code predictor, step by step", "talker", "thinker")
     assert set(steps) == {(name, rows, 0) for name in names for rows in (1, 2)} | {
         ("code2wav", rows, frames) for rows in (1, 2) for frames in (1, 3)
     }
@@ -31,6 +31,7 @@ def test_every_step_is_measured_beside_its_floor(
         # Products go with the rows, weights are read once for all of them.
         assert steps[name, rows, frames]["flops"] == pytest.approx(rows * one["flops"], rel=0.05)
     predictor = steps["code predictor", 1, 0]
+    assert steps["code predictor, step by step", 1, 0]["flops"] == predictor["flops"] > 0
     assert steps["code predictor", 2, 0]["weight_bytes"] == predictor["weight_bytes"]
     assert set(result["vocoder_small_over_large"]) == {"1", "2"}
     assert set(result["vocoder_one_call_over_single"]) == {"1", "3"}
