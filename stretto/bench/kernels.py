@@ -24,18 +24,16 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from stretto.bench.tables import Table, number
-from stretto.engine.recorded_frames import RecordedFrames, trace
-from stretto.engine.sampler import Draw, DrawPlan
 from stretto.errors import ConfigError
 from stretto.models.code2wav import Code2Wav
 from stretto.models.decoder import DecoderConfig, KVCache, MoEConfig, Segment
 from stretto.models.qwen3_omni.spec import OmniSpec
 from stretto.models.qwen3_omni.talker import Talker
 from stretto.models.qwen3_omni.thinker import Thinker
+from stretto.models.recording import trace
 from stretto.models.weights import Checkpoint, ParameterSource
 from stretto.pipeline.frontends import load_frontend
 from stretto.pipeline.model import open_model
-from stretto.request import SamplingParams
 
 # Positions behind a decode step: prompt and half an answer of the other benches.
 CONTEXT = 256
@@ -233,11 +231,8 @@ def _kernels(plan: KernelPlan, cache_dir: Path) -> list[_Kernel]:
 
     return [
         *(
-            _predictor_frame(name, frames, talker, rows, noted)
-            for name, frames in (
-                ("code predictor", RecordedFrames(talker.predictor, trace)),
-                ("code predictor, step by step", RecordedFrames(talker.predictor, None)),
-            )
+            _predictor_frame(talker, rows, noted, recorded=recorded)
+            for recorded in (True, False)
             for rows in plan.rows
         ),
         *(
@@ -277,27 +272,26 @@ def _reached(config: DecoderConfig, rows: int) -> float:
     return 1.0 - (1.0 - config.mlp.num_experts_per_tok / config.mlp.num_experts) ** rows
 
 
-def _predictor_frame(
-    name: str, frames: RecordedFrames, talker: Talker, rows: int, noted: _Noted
-) -> _Kernel:
+def _predictor_frame(talker: Talker, rows: int, noted: _Noted, *, recorded: bool) -> _Kernel:
     predictor = talker.predictor
     hidden = torch.randn(rows, predictor.config.hidden_size)
     first = torch.randn(rows, predictor.config.hidden_size)
-    draws = [Draw(SamplingParams(), None)] * rows
-    plan = DrawPlan(draws, talker.spec.codebook_size, hidden.device)
-    noise = plan.noise(predictor.num_codebooks - 1)
-    single_steps = RecordedFrames(predictor, None)
+
+    def run(hidden: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        return predictor.generate(hidden, first, lambda logits, _: logits.argmax(-1))
+
+    call = trace(run, (hidden, first)) if recorded else run
     layers = noted.bytes_of("talker.code_predictor.model.layers.")
     heads = noted.bytes_of("talker.code_predictor.lm_head.")
     return _Kernel(
-        name,
-        lambda: frames.generate(hidden, first, plan, noise),
-        # What torch runs from a record is not counted.
-        counted=lambda: single_steps.generate(hidden, first, plan, noise),
+        "code predictor" if recorded else "code predictor, step by step",
+        lambda: call(hidden, first),
         rows=rows,
         # What is read again and again lies nearer than all of it would.
         resident=layers,
         traffic=(predictor.num_codebooks - 1) * layers + heads,
+        # What torch runs from a record is not counted.
+        counted=lambda: run(hidden, first),
     )
 
 

@@ -1,9 +1,5 @@
 """The code predictor's part of a frame, recorded and replayed: a thousand small steps as one call.
 
-    on a CPU   a trace: the same kernels in the same order, with no Python between them and without
-               its lock, so that threads beside the engine run meanwhile; the same bits
-    on CUDA    a graph for each number of rows: one launch
-
 A record stands for a way of drawing (how many candidates, which limits); everything else it is
 given as tensors. Making one takes a third of a second. The first frame of all waits for that, which
 is the warm-up's and drawn as deployed; from then on frames of a new kind run step by step, and an
@@ -12,77 +8,17 @@ engine with nothing to do makes their record.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from stretto.engine.sampler import DrawPlan, Noise, PlanShape
 from stretto.models.code_predictor import CodePredictor
-
-# Residual codes [rows, num_codebooks - 1] and the sum of all code embeddings [rows, H].
-Frame = tuple[Tensor, Tensor]
-Run = Callable[..., Frame]
-Recorder = Callable[[Run, Sequence[Tensor]], Run]
+from stretto.models.recording import Frame, Recorder, Run
 
 # More are not kept: a server that meets more ways of drawing runs the rest step by step.
 MOST_RECORDS = 16
-
-
-def trace(run: Run, inputs: Sequence[Tensor]) -> Run:
-    """Records on a CPU. Of torch's ways the one that takes no minutes of compiling."""
-    with warnings.catch_warnings():
-        # In every release that we allow it works, and says that it is deprecated.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        traced: Run = torch.jit.trace(  # type: ignore[no-untyped-call]
-            run, tuple(inputs), check_trace=False
-        )
-    return traced
-
-
-class CudaGraphs:
-    """Records on CUDA, at the first frame with so many rows.
-
-    A result holds until the next replay of any graph.
-    """
-
-    def __init__(self) -> None:
-        self._pool: Any = torch.cuda.graph_pool_handle()
-
-    def __call__(self, run: Run, inputs: Sequence[Tensor]) -> Run:
-        graphs: dict[tuple[torch.Size, ...], Run] = {}
-
-        def replay(*given: Tensor) -> Frame:
-            shapes = tuple(tensor.shape for tensor in given)
-            if shapes not in graphs:
-                graphs[shapes] = self._graph(run, given)
-            return graphs[shapes](*given)
-
-        return replay
-
-    def _graph(self, run: Run, inputs: Sequence[Tensor]) -> Run:
-        own = [tensor.clone() for tensor in inputs]
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            # Libraries choose kernels and take work space in their first calls.
-            run(*own)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads wait for copies meanwhile: only this one's calls are recorded.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            outputs = run(*own)
-
-        def replay(*given: Tensor) -> Frame:
-            for mine, new in zip(own, given, strict=True):
-                mine.copy_(new)
-            graph.replay()
-            return outputs
-
-        return replay
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from stretto.engine.generation_runner import GenerationRunner
 from stretto.engine.generation_scheduler import GenerationScheduler
 from stretto.engine.materializer import Materializer, StepKind
 from stretto.engine.prefix_cache import PrefixCache
-from stretto.engine.recorded_frames import CudaGraphs, RecordedFrames, Recorder, trace
+from stretto.engine.recorded_frames import RecordedFrames
 from stretto.engine.runner import Runner
 from stretto.engine.sampler import Sampler
 from stretto.engine.scheduler import Scheduler
@@ -44,6 +44,7 @@ from stretto.models.qwen3_omni.talker import Talker
 from stretto.models.qwen3_omni.thinker import Thinker
 from stretto.models.qwen3_tts.spec import SPEECH_TOKENIZER, TtsSpec
 from stretto.models.qwen3_tts.talker import Talker as TtsTalker
+from stretto.models.recording import CudaGraphs, Recorder, trace
 from stretto.models.talker import CodecTalker
 from stretto.models.weights import Checkpoint
 from stretto.request import StageRequest

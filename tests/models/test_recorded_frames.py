@@ -10,16 +10,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stretto.engine.recorded_frames import (
-    MOST_RECORDS,
-    Frame,
-    RecordedFrames,
-    Recorder,
-    Run,
-    trace,
-)
+from stretto.engine.recorded_frames import MOST_RECORDS, RecordedFrames
 from stretto.engine.sampler import Draw, DrawPlan, new_generator
 from stretto.models.qwen3_omni.talker import Talker
+from stretto.models.recording import Frame, Recorder, Run, trace
 from stretto.request import SamplingParams
 from tests.models.small import CPU, MAX_ROWS
 

@@ -15,13 +15,14 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as refere
 from stretto.bridges.thinker_to_talker import ThinkerToTalker
 from stretto.config.deployment import EdgeConfig
 from stretto.engine.ar_runner import TalkerRunner
-from stretto.engine.recorded_frames import RecordedFrames, trace
+from stretto.engine.recorded_frames import RecordedFrames
 from stretto.engine.sampler import Sampler
 from stretto.engine.scheduler import Admission, ARBatch, ScheduledRows
 from stretto.models.code_predictor import CodePredictor
 from stretto.models.decoder import DecoderConfig, DenseConfig, KVCache
 from stretto.models.qwen3_omni.spec import OmniSpec
 from stretto.models.qwen3_omni.talker import Talker
+from stretto.models.recording import trace
 from stretto.payloads import SpokenTokens, TextStep, ThinkerPrompt
 from stretto.request import NO_CODEC, Place, SamplingParams, SpeechOptions, StageRequest
 from tests.models.small import CPU, MAX_ROWS, load, save_as, scatter
