@@ -355,15 +355,15 @@ class _Builder:
         spec = self._spec
         assert spec.upstream is not None
         inbox: Any = _bridge(spec.upstream, spec).inbox
-        max_rows, edge = spec.config.max_num_seqs, spec.upstream.config
-        if self._device.type != "cpu":
-            scheduler = GenerationScheduler(max_num_seqs=max_rows, open_inbox=inbox)
-            return scheduler, GenerationRunner(model), "audio"
+        max_rows, max_frames = spec.config.max_num_seqs, None
+        calls: list[tuple[int, int]] = []
+        if self._device.type == "cpu":
+            max_frames = CPU_CALL_FRAMES
+            codec = spec.upstream.config.codec or CodecChunkConfig()
+            calls = cpu_calls(max_rows=max_rows, longest=codec.codec_chunk_frames)
         scheduler = GenerationScheduler(
-            max_num_seqs=max_rows, open_inbox=inbox, max_frames=CPU_CALL_FRAMES
+            max_num_seqs=max_rows, open_inbox=inbox, max_frames=max_frames
         )
-        longest = (edge.codec or CodecChunkConfig()).codec_chunk_frames
-        calls = cpu_calls(max_rows=max_rows, longest=longest)
         return scheduler, GenerationRunner(model, calls), "audio"
 
     def _kv(self, decoder: Decoder) -> tuple[KVCache, BlockManager]:

@@ -39,11 +39,6 @@ class Workspace:
         return self.root / "tokenizer.json"
 
     @property
-    def shards(self) -> Path:
-        """Synthesised utterances before the codec: one file per shard."""
-        return self.root / "shards"
-
-    @property
     def codec(self) -> Path:
         return self.root / "codec.pt"
 
