@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
+from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from training.parrot import grammar
 from training.parrot.architecture import SPEAKERS, TextIds, parrot_config
+from training.parrot.assemble import assembled_model
 from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, Codec, fit_codec
+from training.parrot.continuation import SHIPPED, take_apart
 from training.parrot.durations import fitted_merges, merged
 from training.parrot.held_out import SENTENCES, without_held_out, words
 from training.parrot.layers import dense_decoder, moe_decoder
@@ -36,7 +40,7 @@ from training.parrot.spoken_numbers import in_words
 from training.parrot.synthesis import Utterance
 from training.parrot.talker import Line, Script, SpeechModel
 from training.parrot.vocabulary import build_tokenizer, in_capitals, normalizer
-from training.parrot.workspace import load
+from training.parrot.workspace import Workspace, load
 
 
 @pytest.fixture(scope="module")
@@ -327,3 +331,17 @@ def test_a_voice_that_is_cut_off_does_not_end_cleanly() -> None:
     loud = pulse_train(240, 1.0)
     assert not ends_cleanly(loud)
     assert ends_cleanly(np.concatenate([loud, np.zeros(2400, np.float32)]))
+
+
+def test_a_checkpoint_comes_apart_into_what_it_is_put_together_from(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    take_apart(SHIPPED, workspace)
+    tokenizer = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
+    again = assembled_model(workspace, tokenizer).state_dict()
+    model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(SHIPPED, dtype="auto")
+    shipped = model.state_dict()
+    assert again.keys() == shipped.keys()
+    for name, weight in shipped.items():
+        assert torch.equal(again[name], weight), name
+    with pytest.raises(FileExistsError, match=r"talker\.pt"):
+        take_apart(SHIPPED, workspace)

@@ -323,6 +323,9 @@ def main() -> None:
     parser.add_argument("--peak", type=float, default=1.5e-3, help="highest learning rate")
     parser.add_argument("--positions", type=int, default=2400, help="positions in a batch")
     parser.add_argument("--predicted-frames", type=int, default=320, help="of a batch's frames")
+    parser.add_argument(
+        "--embeddings-until", type=int, default=EMBEDDINGS_UNTIL, help="steps they are trained"
+    )
     parser.add_argument("--stop-at", type=int, default=None, help="leave the schedule early")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -349,7 +352,7 @@ def main() -> None:
         for lines in script.batches(options.positions):
             if run.is_done:
                 break
-            model.text_embedding.weight.requires_grad_(run.step < EMBEDDINGS_UNTIL)
+            model.text_embedding.weight.requires_grad_(run.step < options.embeddings_until)
             generator = torch.Generator().manual_seed(run.step)
             with torch.autocast("cpu", torch.bfloat16):
                 losses = model.losses(

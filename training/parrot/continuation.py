@@ -1,0 +1,61 @@
+"""Go on from a finished checkpoint: its three models, where the training steps look for theirs.
+
+    python -m training.parrot.continuation --work <folder>
+    python -m training.parrot.talker --work <folder> --steps 5000 --embeddings-until 0
+
+The folder has to hold the codec that the checkpoint was trained with; `codec` makes the same one
+from the same corpus. A training step takes the models as its start and begins a schedule of its
+own. The Thinker need not be trained again as long as the text embeddings stand still.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import Qwen3OmniMoeForConditionalGeneration
+
+import stretto.models
+from training.parrot.talker import SpeechModel
+from training.parrot.thinker import TextModel
+from training.parrot.workspace import Workspace, argument_parser, open_workspace, save
+
+SHIPPED = Path(stretto.models.__file__).parent / "parrot"
+_RUN = "a checkpoint"
+
+
+def take_apart(checkpoint: Path, workspace: Workspace) -> None:
+    """Leaves `talker.pt`, `thinker.pt` and `code2wav.pt`.
+
+    Raises:
+        FileExistsError: one of them is there already.
+    """
+    paths = (workspace.talker, workspace.thinker, workspace.code2wav)
+    for path in paths:
+        if path.exists():
+            raise FileExistsError(f"{path} would be replaced; delete it first")
+    model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(
+        checkpoint, dtype=torch.float32
+    )
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    speech = SpeechModel(tokenizer)
+    speech.talker = model.talker
+    speech.text_embedding = model.thinker.model.embed_tokens
+    text = TextModel(tokenizer, model.thinker.model.embed_tokens.weight)
+    text.decoder = model.thinker.model
+    text.head = model.thinker.lm_head
+    for path, part in zip(paths, (speech, text, model.code2wav), strict=True):
+        save(path, run=_RUN, step=0, model=part.state_dict())
+
+
+def main() -> None:
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--checkpoint", type=Path, default=SHIPPED)
+    options = parser.parse_args()
+    take_apart(options.checkpoint, open_workspace(options))
+
+
+if __name__ == "__main__":
+    main()
