@@ -72,11 +72,16 @@ class ARRequest(Request[ARInbox]):
         """For how many ids it has been going round in a circle."""
         return max(self._repeated)
 
+    @property
+    def is_in_prompt(self) -> bool:
+        prompt = self.inbox.prompt_length
+        return prompt is None or self.num_computed_tokens < prompt
+
     def next_stop(self, cell: int) -> int | None:
         """Where the next rows of this request end; None while its input does not reach that far."""
         inbox, start = self.inbox, self.num_computed_tokens
         prompt = inbox.prompt_length
-        if prompt is None or start < prompt:
+        if self.is_in_prompt:
             end_of_cell = (start // cell + 1) * cell
             stop = end_of_cell if prompt is None else min(end_of_cell, prompt)
         else:
@@ -170,6 +175,12 @@ class ARScheduler(TableScheduler[ARRequest]):
     def _num_units(self, request: ARRequest) -> int:
         return len(request.output_ids)
 
+    @property
+    def has_prompts(self) -> bool:
+        return self._table.count(RequestStatus.WAITING) > 0 or any(
+            request.is_in_prompt for request in self._table.with_status(RequestStatus.RUNNING)
+        )
+
     def load(self) -> SchedulerLoad:
         load, cache = super().load(), self._prefix_cache
         return msgspec.structs.replace(
@@ -216,7 +227,7 @@ class ARScheduler(TableScheduler[ARRequest]):
             self._table.move(request, RequestStatus.WAITING_FOR_CHUNK)
             return prompt_budget
         start, prompt = request.num_computed_tokens, request.inbox.prompt_length
-        in_prompt = prompt is None or start < prompt
+        in_prompt = request.is_in_prompt
         if in_prompt and stop - start > prompt_budget:
             return prompt_budget
         assert request.place is not None

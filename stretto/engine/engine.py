@@ -16,8 +16,8 @@ import threading
 import time
 
 from stretto.engine.materializer import Materializer
-from stretto.engine.runner import Runner
-from stretto.engine.scheduler import Scheduler, SchedulerLoad
+from stretto.engine.runner import PendingOutput, Runner
+from stretto.engine.scheduler import Scheduler, SchedulerLoad, StepResult
 from stretto.events import Abort, Aborted, Admit, StageErred
 from stretto.payloads import Chunk
 from stretto.request import StageRequest
@@ -51,6 +51,8 @@ class StageEngine:
         self._tracer = tracer
         # Whether the loop has waited for work since its last step.
         self._waited = True
+        # Whether the last step's outputs were handed on with word that prompts would follow.
+        self._prompts_follow = False
         self._has_upstream = has_upstream
         self._commands: queue.SimpleQueue[Admit | Abort | str] = queue.SimpleQueue()
         self._stopping = False
@@ -97,11 +99,15 @@ class StageEngine:
             self._receive(arrival)
         void = self._scheduler.finish_void()
         if void:
-            self._materializer.submit(None, void)
+            self._submit(None, void)
             self._release([result.request_id for result in void])
         batch = self._scheduler.schedule()
         if batch is None:
             self._waited = True
+            if self._prompts_follow:
+                # They were aborted, or wait for what others hold.
+                self._prompts_follow = False
+                self._materializer.submit(None, [], prompts_follow=False)
             return bool(void)
         began_ns = time.monotonic_ns()
         self.step_began_s = began_ns / 1e9
@@ -111,10 +117,15 @@ class StageEngine:
         self._tracer.span("step", began_ns, after_wait=self._waited, **batch.sizes())
         self._waited = False
         results = self._scheduler.update(batch, token_ids, step_s)
-        self._materializer.submit(pending, results)
+        self._submit(pending, results)
         self._release([r.request_id for r in results if r.finish_reason is not None])
         self.step_began_s = None
         return True
+
+    def _submit(self, pending: PendingOutput | None, results: list[StepResult]) -> None:
+        # A prompt that came during the step is still a command.
+        self._prompts_follow = self._scheduler.has_prompts or not self._commands.empty()
+        self._materializer.submit(pending, results, prompts_follow=self._prompts_follow)
 
     def _prepare(self) -> None:
         """What can be done ahead; whoever comes meanwhile waits for the piece at hand, not more."""

@@ -148,6 +148,10 @@ class GenerationScheduler(TableScheduler[GenerationRequest]):
             )
         return results
 
+    @property
+    def has_prompts(self) -> bool:
+        return False
+
     def _open(self, ticket: StageRequest) -> GenerationRequest:
         return GenerationRequest(ticket, self._open_inbox(ticket))
 

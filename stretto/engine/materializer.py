@@ -6,6 +6,9 @@
 
 One queue means one order: what a request said last is sent before its end, and its end before the
 word that it was aborted. An error in here fails the request it belongs to and nobody else.
+
+A stage that writes text keeps a request's first chunks back while other prompts wait for it: the
+next stage's prompt would run beside theirs, and everybody's first word come later.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ from stretto.transfer.adapter import ChunkTransferAdapter
 
 log = logging.getLogger(__name__)
 
+# For so many steps at most, so that a stream of prompts does not silence who came first.
+MAX_STEPS_KEPT_BACK = 2
+
 StepKind = Literal["text", "speech", "audio"]
 
 
@@ -40,6 +46,7 @@ class _Open(msgspec.Struct, frozen=True):
 class _Step(msgspec.Struct, frozen=True):
     pending: PendingOutput | None
     results: list[StepResult]
+    prompts_follow: bool
 
 
 class _Drop(msgspec.Struct, frozen=True):
@@ -64,6 +71,38 @@ class _Outlet:
         self.next_index = 0
 
 
+class _FirstChunks:
+    """Sends chunks on, but those of requests that begin only when nobody's prompt is waiting."""
+
+    def __init__(self, send: Callable[[Chunk], None]) -> None:
+        self._send = send
+        self._kept: dict[str, list[Chunk]] = {}
+        self._num_steps = 0
+        self._keep = False
+
+    def next_step(self, *, keep: bool) -> None:
+        """The chunks that follow are of another step; with `keep`, first ones are kept back."""
+        self._num_steps += 1
+        self._keep = keep
+        if not keep or self._num_steps > MAX_STEPS_KEPT_BACK:
+            kept, self._kept, self._num_steps = self._kept, {}, 0
+            for chunks in kept.values():
+                for chunk in chunks:
+                    self._send(chunk)
+
+    def send(self, chunk: Chunk, *, may_wait: bool) -> None:
+        kept = self._kept.get(chunk.request_id)
+        if kept is not None:
+            kept.append(chunk)
+        elif self._keep and may_wait and chunk.index == 0:
+            self._kept[chunk.request_id] = [chunk]
+        else:
+            self._send(chunk)
+
+    def drop(self, request_id: str) -> None:
+        self._kept.pop(request_id, None)
+
+
 class Materializer:
     def __init__(
         self,
@@ -81,11 +120,11 @@ class Materializer:
         self._kind = kind
         self._is_output = is_output
         self._bridge = bridge
-        self._adapter = adapter
         self._publish = publish
         self._on_error = on_error
         self._tracer = tracer
         self._outlets: dict[str, _Outlet] = {}
+        self._first_chunks = _FirstChunks(adapter.save_async)
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         if threaded:
@@ -98,9 +137,14 @@ class Materializer:
         """A request whose outputs will come."""
         self._put(_Open(ticket))
 
-    def submit(self, pending: PendingOutput | None, results: list[StepResult]) -> None:
-        """The outputs of a step; of results alone where nothing ran."""
-        self._put(_Step(pending, results))
+    def submit(
+        self, pending: PendingOutput | None, results: list[StepResult], *, prompts_follow: bool
+    ) -> None:
+        """The outputs of a step; of results alone where nothing ran.
+
+        `prompts_follow`: prompts are waiting, and a later call will say that none are.
+        """
+        self._put(_Step(pending, results, prompts_follow))
 
     def drop(self, request_id: str, report: Report) -> None:
         """Nothing more of this request goes out but `report`."""
@@ -135,15 +179,17 @@ class Materializer:
         match task:
             case _Open(ticket=ticket):
                 self._guarded(ticket.request_id, lambda: self._open_outlet(ticket))
-            case _Step(pending=pending, results=results):
+            case _Step(pending=pending, results=results, prompts_follow=prompts_follow):
                 began_ns = time.monotonic_ns()
+                self._first_chunks.next_step(keep=prompts_follow and self._kind == "text")
                 self._finish_step(pending, results)
                 self._tracer.span("materialize", began_ns, requests=len(results))
             case _Drop(request_id=request_id, report=report):
                 self._outlets.pop(request_id, None)
+                self._first_chunks.drop(request_id)
                 self._publish(report)
             case _Stop():
-                pass
+                self._first_chunks.next_step(keep=False)
 
     def _finish_step(self, pending: PendingOutput | None, results: list[StepResult]) -> None:
         try:
@@ -170,6 +216,7 @@ class Materializer:
     def _fail(self, request_id: str, error: Exception) -> None:
         log.error("request %s failed as its output was handed on", request_id, exc_info=error)
         self._outlets.pop(request_id, None)
+        self._first_chunks.drop(request_id)
         self._publish(StageErred(request_id, f"{type(error).__name__}: {error}"))
         self._on_error(request_id)
 
@@ -208,7 +255,8 @@ class Materializer:
         if payloads or last:
             chunk = Chunk(result.request_id, outlet.next_index, last, payloads)
             outlet.next_index += 1
-            self._adapter.save_async(chunk)
+            # A prompt that comes in cells has nobody to wait for but itself.
+            self._first_chunks.send(chunk, may_wait=result.token_id is not None)
 
     def _step(self, result: StepResult, done: Materialized) -> StageStep:
         if self._kind == "text":

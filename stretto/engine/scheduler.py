@@ -137,6 +137,10 @@ class Scheduler(Protocol):
 
     def load(self) -> SchedulerLoad: ...
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a prompt is waiting for its turn, or for the rest of it."""
+
 
 RequestT = TypeVar("RequestT", bound=Request[Any])
 

@@ -20,7 +20,7 @@ from stretto.engine.ar_scheduler import ARScheduler
 from stretto.engine.block_manager import BlockManager
 from stretto.engine.engine import IDLE_S, StageEngine
 from stretto.engine.generation_scheduler import GenerationScheduler
-from stretto.engine.materializer import Materializer, StepKind
+from stretto.engine.materializer import MAX_STEPS_KEPT_BACK, Materializer, StepKind
 from stretto.engine.runner import Runner
 from stretto.engine.scheduler import ARBatch, Scheduler
 from stretto.events import (
@@ -33,12 +33,12 @@ from stretto.events import (
     StageFinished,
     TextOut,
 )
-from stretto.payloads import Chunk, CodecFrames, StageStep, TextStep
+from stretto.payloads import Chunk, CodecFrames, Payload, StageStep, TextStep
 from stretto.request import StageRequest
 from stretto.text import TextStream
 from stretto.trace import Tracer
 from stretto.transfer.adapter import ChunkTransferAdapter, Edge
-from stretto.transfer.connector import OmniConnector
+from stretto.transfer.connector import OmniConnector, request_of
 from stretto.transfer.memory_connector import MemoryConnector
 from stretto.wire import Codec
 from tests.fakes import (
@@ -697,6 +697,107 @@ def test_outputs_that_cannot_be_copied_end_their_request_or_the_stage_and_not_in
     finally:
         stage.engine.stop()
         thread.join(10.0)
+
+
+# ---- first chunks and other prompts --------------------------------------------------------------
+
+
+def handed_on(connector: MemoryConnector) -> list[str]:
+    """Whose chunks have gone out since the last call, in their order."""
+    keys = iter(lambda: connector.wait(0.0), None)
+    return [request_of(key) for key in keys]
+
+
+def test_first_chunks_wait_until_every_prompt_has_run() -> None:
+    words = MemoryConnector()
+    stage = thinker(outbound=words, cell=8)
+    for name in "abc":
+        stage.admit(ticket(name, prompt=[1, 2, 3], max_tokens=9, feeds_downstream=True))
+    stage.engine.step()
+    said = [report.request_id for report in stage.reports if isinstance(report, TextOut)]
+    assert said == ["a", "b"]
+    assert handed_on(words) == []
+    stage.engine.step()
+    assert handed_on(words) == ["a", "b", "a", "b", "c"]
+    stage.admit(ticket("d", prompt=[1, 2, 3], max_tokens=9, feeds_downstream=True))
+    stage.engine.step()
+    assert handed_on(words) == ["a", "b", "c", "d"]
+
+
+def test_a_stream_of_prompts_keeps_nobody_back_for_long() -> None:
+    words = MemoryConnector()
+    runner = PostingRunner(lambda step: [Admit(feeding(f"r{step}"))])
+    stage = thinker(runner, outbound=words, max_num_seqs=100)
+    runner.stage = stage
+    stage.admit(feeding("r"))
+    sent = []
+    for _ in range(2 + MAX_STEPS_KEPT_BACK):
+        stage.engine.step()
+        sent.append(handed_on(words))
+    assert sent[:MAX_STEPS_KEPT_BACK] == [[]] * MAX_STEPS_KEPT_BACK
+    assert sent[MAX_STEPS_KEPT_BACK][0] == "r"
+
+
+def test_a_first_chunk_goes_when_the_prompts_it_waited_for_are_gone() -> None:
+    words = MemoryConnector()
+    runner = PostingRunner(lambda step: [Admit(feeding("gone")), Abort("gone")] if not step else [])
+    stage = thinker(runner, outbound=words)
+    runner.stage = stage
+    stage.admit(ticket("r", prompt=[1], max_tokens=1, feeds_downstream=True))
+    step_all(stage)
+    assert handed_on(words) == ["r"]
+    assert stage.engine.is_empty
+
+
+def test_what_is_kept_back_of_a_request_that_is_aborted_never_goes() -> None:
+    words = MemoryConnector()
+    more = [Admit(feeding("next")), Abort("r")]
+    runner = PostingRunner(lambda step: more if not step else [])
+    stage = thinker(runner, outbound=words)
+    runner.stage = stage
+    stage.admit(feeding("r"))
+    step_all(stage)
+    assert set(handed_on(words)) == {"next"}
+
+
+def test_a_long_prompt_does_not_wait_for_itself() -> None:
+    words = MemoryConnector()
+
+    class PieceByPiece(FakeBridge):
+        def open(self, ticket: StageRequest) -> Any:
+            return Pieces()
+
+    class Pieces:
+        def push(self, step: StageStep) -> tuple[Payload, ...]:
+            return (CodecFrames(np.zeros((1, 1), np.int16)),)
+
+        def finish(self) -> tuple[Payload, ...]:
+            return ()
+
+    stage = thinker(outbound=words, bridge=PieceByPiece(), cell=8)
+    prompt = list(range(20))
+    stage.admit(ticket("r", prompt=prompt, max_tokens=1, feeds_downstream=True))
+    stage.engine.step()
+    assert handed_on(words) == ["r"]
+
+
+def feeding(name: str) -> StageRequest:
+    return ticket(name, prompt=[1, 2, 3], max_tokens=9, feeds_downstream=True)
+
+
+class PostingRunner(FakeRunner):
+    """While each step runs, commands come in: `commands(number of the step)`."""
+
+    stage: StageUnderTest
+
+    def __init__(self, commands: Callable[[int], Sequence[Admit | Abort]]) -> None:
+        super().__init__()
+        self._commands = commands
+
+    def execute(self, batch: ARBatch) -> FakePending:
+        for command in self._commands(len(self.batches)):
+            self.stage.engine.post(command)
+        return super().execute(batch)
 
 
 def test_the_engine_tells_how_long_its_step_has_been_running() -> None:
