@@ -7,7 +7,7 @@ A model's own `spec.py` reads its configs into these, and says what their absent
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from stretto.models.decoder import DecoderConfig, DenseConfig, MoEConfig
 NUM_SPECIAL_CODEC_IDS = 1024
 
 Size = Annotated[int, msgspec.Meta(ge=1)]
+
+T = TypeVar("T")
 
 
 class PromptIds(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,30 @@ class CodecTalkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     codec_ids: CodecIds
     # By name in lower case; an id of the Talker's vocabulary each.
     speakers: dict[str, int]
+
+
+class PromptIdFields(msgspec.Struct, kw_only=True):
+    """The fields of a config that are `PromptIds`."""
+
+    im_start_token_id: int
+    im_end_token_id: int
+    user_token_id: int
+    assistant_token_id: int
+    tts_bos_token_id: int
+    tts_eos_token_id: int
+    tts_pad_token_id: int
+
+    @property
+    def prompt_ids(self) -> PromptIds:
+        return PromptIds(
+            im_start=self.im_start_token_id,
+            im_end=self.im_end_token_id,
+            user=self.user_token_id,
+            assistant=self.assistant_token_id,
+            tts_bos=self.tts_bos_token_id,
+            tts_eos=self.tts_eos_token_id,
+            tts_pad=self.tts_pad_token_id,
+        )
 
 
 class TransformerFields(msgspec.Struct, kw_only=True):
@@ -147,6 +173,23 @@ class VocoderFields(TransformerFields, kw_only=True):
             decoder_dim=self.decoder_dim,
             quantizer=quantizer,
         )
+
+
+def converted(config: Mapping[str, Any], into: type[T], where: str) -> T:
+    """Raises CheckpointError for a field that is missing or of the wrong type."""
+    try:
+        return msgspec.convert(config, into)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{where}: {error}") from error
+
+
+def ids_in(fields: msgspec.Struct, start: str = "") -> dict[str, int]:
+    """The fields that are one id each, by name."""
+    return {
+        name: value
+        for name, value in msgspec.structs.asdict(fields).items()
+        if name.startswith(start) and name.endswith("_id") and isinstance(value, int)
+    }
 
 
 def check_ids(ids: Mapping[str, int], *, vocab_size: int, where: str) -> None:

@@ -19,9 +19,12 @@ from stretto.models.spec import (
     CodecIds,
     CodecTalkerSpec,
     DecoderFields,
+    PromptIdFields,
     PromptIds,
     VocoderFields,
     check_ids,
+    converted,
+    ids_in,
 )
 
 MODEL_TYPE = "qwen3_omni_moe"
@@ -121,17 +124,10 @@ class _Code2Wav(VocoderFields, kw_only=True):
     rope_parameters: _Rope
 
 
-class _Omni(msgspec.Struct, kw_only=True):
+class _Omni(PromptIdFields, kw_only=True):
     thinker_config: _Thinker
     talker_config: _Talker
     code2wav_config: _Code2Wav
-    im_start_token_id: int
-    im_end_token_id: int
-    user_token_id: int
-    assistant_token_id: int
-    tts_bos_token_id: int
-    tts_eos_token_id: int
-    tts_pad_token_id: int
     enable_audio_output: bool = True
 
 
@@ -141,10 +137,7 @@ def read_spec(config: Mapping[str, Any], where: str) -> OmniSpec:
     Raises:
         CheckpointError: a field is missing, of the wrong type, or asks for what is not supported.
     """
-    try:
-        omni = msgspec.convert(config, _Omni)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{where}: {error}") from error
+    omni = converted(config, _Omni, where)
     if not omni.enable_audio_output:
         raise CheckpointError(f"{where}: enable_audio_output is false; there is no Talker to serve")
     _check_ids(omni, where)
@@ -155,30 +148,15 @@ def read_spec(config: Mapping[str, Any], where: str) -> OmniSpec:
         code2wav=code2wav.vocoder_config(
             f"{where}: code2wav", rope_theta=code2wav.rope_parameters.rope_theta
         ),
-        prompt_ids=PromptIds(
-            im_start=omni.im_start_token_id,
-            im_end=omni.im_end_token_id,
-            user=omni.user_token_id,
-            assistant=omni.assistant_token_id,
-            tts_bos=omni.tts_bos_token_id,
-            tts_eos=omni.tts_eos_token_id,
-            tts_pad=omni.tts_pad_token_id,
-        ),
+        prompt_ids=omni.prompt_ids,
     )
 
 
 def _check_ids(omni: _Omni, where: str) -> None:
     talker = omni.talker_config
-    text_ids = {
-        name: value for name, value in msgspec.structs.asdict(omni).items() if name.endswith("_id")
-    }
-    codec_ids = {
-        name: value
-        for name, value in msgspec.structs.asdict(talker).items()
-        if name.startswith("codec_") and name.endswith("_id")
-    }
+    codec_ids = ids_in(talker, "codec_")
     codec_ids |= {f"speaker_id.{name}": value for name, value in talker.speaker_id.items()}
-    check_ids(text_ids, vocab_size=omni.thinker_config.text_config.vocab_size, where=where)
+    check_ids(ids_in(omni), vocab_size=omni.thinker_config.text_config.vocab_size, where=where)
     check_ids(codec_ids, vocab_size=talker.text_config.vocab_size, where=where)
 
 

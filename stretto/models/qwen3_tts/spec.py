@@ -8,7 +8,7 @@ reference (the `qwen-tts` package), and what the reference cannot do without has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -20,10 +20,13 @@ from stretto.models.spec import (
     CodecIds,
     CodecTalkerSpec,
     DecoderFields,
+    PromptIdFields,
     PromptIds,
     Size,
     VocoderFields,
     check_ids,
+    converted,
+    ids_in,
 )
 
 MODEL_TYPE = "qwen3_tts"
@@ -158,7 +161,7 @@ class _SpeakerEncoder(msgspec.Struct, kw_only=True):
     sample_rate: Size = 24000
 
 
-class _Tts(msgspec.Struct, kw_only=True):
+class _Tts(PromptIdFields, kw_only=True):
     talker_config: _Talker
     speaker_encoder_config: _SpeakerEncoder | None = None
     tts_model_type: ModelKind
@@ -203,9 +206,6 @@ class _Codec(msgspec.Struct, kw_only=True):
     encode_downsample_rate: Size = 1920
 
 
-T = TypeVar("T")
-
-
 def read_spec(
     config: Mapping[str, Any], speech_tokenizer_config: Mapping[str, Any], where: str
 ) -> TtsSpec:
@@ -215,8 +215,8 @@ def read_spec(
         CheckpointError: a field is missing, of the wrong type, or asks for what is not supported.
     """
     codec_where = f"{where}: {SPEECH_TOKENIZER}"
-    tts = _converted(config, _Tts, where)
-    codec = _converted(speech_tokenizer_config, _Codec, codec_where)
+    tts = converted(config, _Tts, where)
+    codec = converted(speech_tokenizer_config, _Codec, codec_where)
     for name, value, place in (
         ("tokenizer_type", tts.tokenizer_type, where),
         ("model_type", codec.model_type, codec_where),
@@ -233,15 +233,7 @@ def read_spec(
         model_size=tts.tts_model_size,
         talker=talker,
         code2wav=_code2wav(codec, codec_where),
-        prompt_ids=PromptIds(
-            im_start=tts.im_start_token_id,
-            im_end=tts.im_end_token_id,
-            user=tts.user_token_id,
-            assistant=tts.assistant_token_id,
-            tts_bos=tts.tts_bos_token_id,
-            tts_eos=tts.tts_eos_token_id,
-            tts_pad=tts.tts_pad_token_id,
-        ),
+        prompt_ids=tts.prompt_ids,
         sample_rate=codec.output_sample_rate,
         codec_encoder=CodecEncoderSpec(
             mimi_config=codec.encoder_config,
@@ -253,26 +245,12 @@ def read_spec(
     )
 
 
-def _converted(config: Mapping[str, Any], into: type[T], where: str) -> T:
-    try:
-        return msgspec.convert(config, into)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{where}: {error}") from error
-
-
 def _check_ids(tts: _Tts, where: str) -> None:
     talker = tts.talker_config
-    text_ids = {
-        name: value for name, value in msgspec.structs.asdict(tts).items() if name.endswith("_id")
-    }
-    codec_ids = {
-        name: value
-        for name, value in msgspec.structs.asdict(talker).items()
-        if name.startswith("codec_") and name.endswith("_id") and name != "codec_language_id"
-    }
+    codec_ids = ids_in(talker, "codec_")
     for field, ids in (("spk_id", talker.spk_id), ("codec_language_id", talker.codec_language_id)):
         codec_ids |= {f"{field}.{name}": value for name, value in (ids or {}).items()}
-    check_ids(text_ids, vocab_size=talker.text_vocab_size, where=where)
+    check_ids(ids_in(tts), vocab_size=talker.text_vocab_size, where=where)
     check_ids(codec_ids, vocab_size=talker.vocab_size, where=where)
 
 
