@@ -39,6 +39,8 @@ modeling: Any = modeling_qwen3_omni_moe
 # Steps after which the text embeddings stand still, and the Thinker can be trained.
 EMBEDDINGS_UNTIL = 1400
 _IGNORED = -100
+# Codes 1 to 5 decide what is understood (README); the last are detail that nobody misses.
+_REST_WEIGHTS = torch.cat([torch.ones(5), torch.linspace(0.6, 0.15, NUM_CODEBOOKS - 6)])
 _CONTROL_CODES = (
     architecture.CODEC_NOTHINK,
     architecture.CODEC_THINK_BOS,
@@ -91,10 +93,8 @@ class Losses:
     second_accuracy: Tensor
 
     def total(self) -> Tensor:
-        # The last codes are fine detail; nobody hears a mistake in them.
-        weights = torch.linspace(1.0, 0.25, NUM_CODEBOOKS - 1)
-        rest = (self.rest * weights).sum() / weights.sum()
-        return self.first + 0.75 * rest + 0.01 * self.balance
+        rest = (self.rest * _REST_WEIGHTS).sum() / _REST_WEIGHTS.sum()
+        return self.first + rest + 0.01 * self.balance
 
 
 class SpeechModel(nn.Module):
