@@ -127,13 +127,71 @@ class _Conv:
 
 
 @dataclass(frozen=True)
-class _Upsample:
-    """A transposed convolution; with a tail it has kernel 2 r, without one kernel r."""
+class _Product:
+    """A convolution of few positions with many channels: all rows in one product of matrices.
+
+    `weight` [taps C_in, C_out], the oldest tap first; `bias` [C_out]. oneDNN would bring weights
+    into its own order in each call (docs/log.md, "The vocoder's ends and upsampling as products").
+    """
 
     weight: Tensor
     bias: Tensor
+    taps: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, C_in, n + taps - 1] to [rows, n, C_out]."""
+        rows, channels, length = x.shape
+        positions = length - self.taps + 1
+        # Neighbouring positions lie side by side, so that a window is one run of numbers.
+        windows = (
+            x.transpose(1, 2)
+            .contiguous()
+            .as_strided((rows, positions, self.taps * channels), (length * channels, channels, 1))
+        )
+        product = torch.addmm(self.bias, windows.reshape(rows * positions, -1), self.weight)
+        return product.view(rows, positions, -1)
+
+
+@dataclass(frozen=True)
+class _ConvIn:
+    product: _Product
+    tail: int
+
+
+@dataclass(frozen=True)
+class _ConvOut:
+    """To one channel: `weight` [taps, C] sees every position once, and what the taps gave is added
+    along diagonals; oneDNN would compute sixteen channels."""
+
+    weight: Tensor
+    bias: Tensor
+    tail: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, C, n + taps - 1] to [rows, n]."""
+        by_tap = torch.matmul(self.weight, x)
+        rows, taps, length = by_tap.shape
+        diagonals = by_tap.as_strided(
+            (rows, taps, length - taps + 1), (taps * length, length + 1, 1)
+        )
+        return diagonals.sum(1) + self.bias
+
+
+@dataclass(frozen=True)
+class _Upsample:
+    """A transposed convolution of stride r. With a tail it has kernel 2 r, and an output looks at
+    two inputs; without one kernel r."""
+
+    product: _Product
     rate: int
     tail: int | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, C_in, n + taps - 1] to [rows, C_out, n r]."""
+        product = self.product(x)
+        rows, positions, _ = product.shape
+        by_phase = product.view(rows, positions, -1, self.rate).transpose(1, 2)
+        return by_phase.reshape(rows, -1, positions * self.rate)
 
 
 @dataclass(frozen=True)
@@ -227,9 +285,7 @@ class Code2Wav:
             )
             for i, ratio in enumerate(config.upsampling_ratios)
         ]
-        self._conv_in = self._load_conv(
-            source, f"{prefix}.decoder.0", latent, decoder_dim, DECODER_KERNEL
-        )
+        self._conv_in = self._load_conv_in(source, f"{prefix}.decoder.0")
         self._blocks = [
             self._load_block(source, f"{prefix}.decoder.{i + 1}.block", i)
             for i in range(len(config.upsample_rates))
@@ -237,9 +293,7 @@ class Code2Wav:
         last = len(config.upsample_rates) + 1
         channels = decoder_dim // 2 ** len(config.upsample_rates)
         self._act_out = self._load_snake(source, f"{prefix}.decoder.{last}", channels)
-        self._conv_out = self._load_conv(
-            source, f"{prefix}.decoder.{last + 1}", channels, 1, DECODER_KERNEL
-        )
+        self._conv_out = self._load_conv_out(source, f"{prefix}.decoder.{last + 1}", channels)
         device = self._codewords.device
         self._offsets = torch.arange(config.num_codebooks, device=device) * config.codebook_size
         self._inv_freq = 1.0 / config.rope_theta ** (
@@ -280,13 +334,18 @@ class Code2Wav:
         for upsample, convnext in self._upsamples:
             x = self._run_upsample(upsample, x, feed)
             x = self._run_convnext(convnext, x, feed)
-        x = self._run_conv(self._conv_in, x, feed)
+        feed.silence_garbage(x)
+        x = feed.extend(x, self._conv_in.tail, DECODER_KERNEL - 1)
+        x = self._conv_in.product(x).transpose(1, 2)
         for block in self._blocks:
             x = self._run_upsample(block.upsample, block.act(x), feed)
             for residual in block.residuals:
                 y = self._run_conv(residual.conv1, residual.act1(x), feed)
                 x = x + self._run_conv(residual.conv2, residual.act2(y), feed)
-        wave = self._run_conv(self._conv_out, self._act_out(x), feed)[:, 0].clamp(-1, 1).float()
+        x = self._act_out(x)
+        feed.silence_garbage(x)
+        x = feed.extend(x, self._conv_out.tail, DECODER_KERNEL - 1)
+        wave = self._conv_out(x).clamp(-1, 1).float()
         samples = [
             wave[row, feed.garbage if first else 0 : length]
             for row, (first, length) in enumerate(zip(feed.is_first, feed.lengths, strict=True))
@@ -344,14 +403,11 @@ class Code2Wav:
         return F.conv1d(x, conv.weight, conv.bias, dilation=conv.dilation, groups=conv.groups)
 
     def _run_upsample(self, upsample: _Upsample, x: Tensor, feed: _Feed) -> Tensor:
-        rate = upsample.rate
         if upsample.tail is None:
-            x = F.conv_transpose1d(x, upsample.weight, upsample.bias, stride=rate)
-            feed.grow(rate, held_back=0)
-            return x
-        x = feed.extend(x, upsample.tail, 1)
-        x = F.conv_transpose1d(x, upsample.weight, upsample.bias, stride=rate)[..., rate:-rate]
-        feed.grow(rate, held_back=1 if self.config.looks_ahead else 0)
+            feed.grow(upsample.rate, held_back=0)
+            return upsample(x)
+        x = upsample(feed.extend(x, upsample.tail, 1))
+        feed.grow(upsample.rate, held_back=1 if self.config.looks_ahead else 0)
         return x
 
     def _run_convnext(self, block: _ConvNeXt, x: Tensor, feed: _Feed) -> Tensor:
@@ -450,11 +506,36 @@ class Code2Wav:
         rate: int,
         overlap: int,
     ) -> _Upsample:
+        kernel = source.take(f"{prefix}.conv.weight", channels_in, channels_out, rate * overlap)
+        bias = source.take(f"{prefix}.conv.bias", channels_out)
+        # Of the outputs between two inputs the later one's taps come first.
+        taps = kernel.view(channels_in, channels_out, overlap, rate).permute(2, 0, 1, 3).flip(0)
         return _Upsample(
-            weight=source.take(f"{prefix}.conv.weight", channels_in, channels_out, rate * overlap),
-            bias=source.take(f"{prefix}.conv.bias", channels_out),
+            _Product(
+                weight=taps.reshape(overlap * channels_in, channels_out * rate),
+                bias=bias.repeat_interleave(rate),
+                taps=overlap,
+            ),
             rate=rate,
             tail=self._new_tail(channels_in, 1) if overlap > 1 else None,
+        )
+
+    def _load_conv_in(self, source: ParameterSource, prefix: str) -> _ConvIn:
+        latent, channels_out = self.config.latent_dim, self.config.decoder_dim
+        kernel = source.take(f"{prefix}.conv.weight", channels_out, latent, DECODER_KERNEL)
+        product = _Product(
+            weight=kernel.permute(2, 1, 0).reshape(DECODER_KERNEL * latent, channels_out),
+            bias=source.take(f"{prefix}.conv.bias", channels_out),
+            taps=DECODER_KERNEL,
+        )
+        return _ConvIn(product, self._new_tail(latent, DECODER_KERNEL - 1))
+
+    def _load_conv_out(self, source: ParameterSource, prefix: str, channels: int) -> _ConvOut:
+        kernel = source.take(f"{prefix}.conv.weight", 1, channels, DECODER_KERNEL)
+        return _ConvOut(
+            weight=kernel[0].T.contiguous(),
+            bias=source.take(f"{prefix}.conv.bias", 1),
+            tail=self._new_tail(channels, DECODER_KERNEL - 1),
         )
 
     def _load_convnext(self, source: ParameterSource, prefix: str) -> _ConvNeXt:
