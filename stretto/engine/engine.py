@@ -104,11 +104,12 @@ class StageEngine:
         batch = self._scheduler.schedule()
         if batch is None:
             self._waited = True
-            if self._prompts_follow:
-                # They were aborted, or wait for what others hold.
+            kept_back = self._prompts_follow
+            if kept_back:
+                # The prompts were aborted, or wait for what others hold.
                 self._prompts_follow = False
                 self._materializer.submit(None, [], prompts_follow=False)
-            return bool(void)
+            return bool(void) or kept_back
         began_ns = time.monotonic_ns()
         self.step_began_s = began_ns / 1e9
         pending = self._runner.execute(batch)

@@ -91,7 +91,7 @@ def _speak_block(lines: list[str]) -> list[Spoken]:
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--lines", type=int, default=40_000, help="of the corpus")
+    parser.add_argument("--lines", type=int, default=70_000, help="of the corpus at most")
     parser.add_argument("--waveforms", type=int, default=2500, help="utterances kept as sound")
     options = parser.parse_args()
     workspace = open_workspace(options)

@@ -319,7 +319,7 @@ class Script:
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--steps", type=int, default=6500)
+    parser.add_argument("--steps", type=int, default=12_000)
     parser.add_argument("--peak", type=float, default=1.5e-3, help="highest learning rate")
     parser.add_argument("--positions", type=int, default=2400, help="positions in a batch")
     parser.add_argument("--predicted-frames", type=int, default=320, help="of a batch's frames")
