@@ -31,8 +31,8 @@ import numpy as np
 MIN_INITIAL_FRAMES = 2
 # The largest: more than a second of sound.
 MAX_INITIAL_FRAMES = 16
-# So many others make the first chunk one frame longer: 3 frames for 4 at once, 5 for 10.
-REQUESTS_PER_FRAME = 3
+# So many others make the first chunk one frame longer: 3 frames for 4 at once, 6 for 10.
+REQUESTS_PER_FRAME = 2
 
 
 def initial_frames_for_load(num_others: int, codec_chunk_frames: int) -> int:
