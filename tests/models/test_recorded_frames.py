@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stretto.engine.recorded_frames import MOST_RECORDS, RecordedFrames
+from stretto.engine.recorded_frames import MOST_RECORDS, SLOW_CALLS, RecordedFrames
 from stretto.engine.sampler import Draw, DrawPlan, new_generator
 from stretto.models.qwen3_omni.talker import Talker
 from stretto.models.recording import Frame, Recorder, Run, trace
@@ -112,7 +112,34 @@ def test_a_record_holds_for_any_number_of_rows_and_other_values(
         speaker.check([SamplingParams(temperature=0.3, top_k=50)] * rows, seed=rows)
     assert speaker.prepare_all() == 0
     speaker.check([WIDE, FEW], seed=0)
-    assert speaker.prepare_all() == 1
+    assert speaker.prepare_all() == 1 + SLOW_CALLS
+    assert speaker.recorded.num_records == 2
+
+
+def test_a_record_is_used_when_its_slow_calls_are_done(talker: Talker) -> None:
+    calls = 0
+
+    def counted(run: Run, inputs: Sequence[Tensor]) -> Run:
+        def call(*given: Tensor) -> Frame:
+            nonlocal calls
+            calls += 1
+            return run(*given)
+
+        return call
+
+    speaker = Speaker(talker, counted)
+    speaker.check([WIDE], seed=0)
+    # The warm-up's frame, which was waited for.
+    assert calls == SLOW_CALLS + 1
+    speaker.check([FEW], seed=0)
+    for piece in range(1 + SLOW_CALLS):
+        speaker.check([FEW], seed=piece)
+        assert calls == SLOW_CALLS + 1 + max(0, piece - 1)
+        assert speaker.recorded.prepare()
+    calls = 0
+    speaker.check([FEW], seed=0)
+    assert calls == 1
+    assert not speaker.recorded.prepare()
 
 
 def test_records_are_not_without_number(talker: Talker) -> None:
