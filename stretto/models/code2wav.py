@@ -334,17 +334,14 @@ class Code2Wav:
         for upsample, convnext in self._upsamples:
             x = self._run_upsample(upsample, x, feed)
             x = self._run_convnext(convnext, x, feed)
-        feed.silence_garbage(x)
-        x = feed.extend(x, self._conv_in.tail, DECODER_KERNEL - 1)
+        x = feed.look_back(x, self._conv_in.tail, DECODER_KERNEL - 1)
         x = self._conv_in.product(x).transpose(1, 2)
         for block in self._blocks:
             x = self._run_upsample(block.upsample, block.act(x), feed)
             for residual in block.residuals:
                 y = self._run_conv(residual.conv1, residual.act1(x), feed)
                 x = x + self._run_conv(residual.conv2, residual.act2(y), feed)
-        x = self._act_out(x)
-        feed.silence_garbage(x)
-        x = feed.extend(x, self._conv_out.tail, DECODER_KERNEL - 1)
+        x = feed.look_back(self._act_out(x), self._conv_out.tail, DECODER_KERNEL - 1)
         wave = self._conv_out(x).clamp(-1, 1).float()
         samples = [
             wave[row, feed.garbage if first else 0 : length]
@@ -398,8 +395,7 @@ class Code2Wav:
 
     def _run_conv(self, conv: _Conv, x: Tensor, feed: _Feed) -> Tensor:
         if conv.tail is not None:
-            feed.silence_garbage(x)
-            x = feed.extend(x, conv.tail, conv.lookback)
+            x = feed.look_back(x, conv.tail, conv.lookback)
         return F.conv1d(x, conv.weight, conv.bias, dilation=conv.dilation, groups=conv.groups)
 
     def _run_upsample(self, upsample: _Upsample, x: Tensor, feed: _Feed) -> Tensor:
@@ -635,13 +631,16 @@ class _Feed:
         self.lengths = [length * rate for length in self.lengths]
         self.garbage = (self.garbage + held_back) * rate
 
-    def silence_garbage(self, x: Tensor) -> None:
-        """Zeroes, in place, what stands before the first true sample of rows at their start."""
+    def look_back(self, x: Tensor, tail: int, length: int) -> Tensor:
+        """As `extend`; what stands before the first true sample of rows at their start is zeroed,
+        in place.
+        """
         if self.garbage and len(self._first_rows):
             if len(self._first_rows) == len(self.states):
                 x[:, :, : self.garbage] = 0
             else:
                 x[self._first_rows, :, : self.garbage] = 0
+        return self.extend(x, tail, length)
 
     def extend(self, x: Tensor, tail: int, length: int) -> Tensor:
         """x [rows, C, T] behind each row's kept inputs, [rows, C, length + T]; keeps new ones."""
