@@ -2,9 +2,9 @@
 
 A record stands for a way of drawing (how many candidates, which limits); everything else it is
 given as tensors. Making one takes two seconds: it is traced, and its first calls look at what they
-are given and then compile. The first frame of all waits for that, which is the warm-up's and drawn as
-deployed; from then on frames of a new kind run step by step, and an engine with nothing to do makes
-their record, piece by piece.
+are given and then compile. The first frame of all waits for that, which is the warm-up's and drawn
+as deployed; from then on frames of a new kind run step by step, and an engine with nothing to do
+makes their record, piece by piece.
 """
 
 from __future__ import annotations
