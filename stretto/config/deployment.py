@@ -121,7 +121,8 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     chunk_timeout_s: Seconds = 300.0
     # Loading and warm-up of all stages together.
     start_timeout_s: Seconds = 300.0
-    # A step that runs longer, or a stage that answers no ping for as long, counts as hung.
+    # A step that runs longer, or a stage that answers no ping for as long, counts as hung; not
+    # before the warm-up is through, in which kernels are compiled.
     step_timeout_s: Seconds = 60.0
     # Requests in flight at most; one more is refused.
     max_requests: Positive = 256

@@ -260,6 +260,8 @@ class Pipeline:
                 async for event in self.submit(warm_up):
                     if isinstance(event, Failed):
                         raise event.error
+            for stage in self._stages:
+                stage.watch()
         except TimeoutError:
             missing = [stage.name for stage in self._stages if stage.name not in self._ready]
             await self.close()

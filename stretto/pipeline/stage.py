@@ -54,6 +54,9 @@ class Stage(Protocol):
             StageFailed: it did not come up.
         """
 
+    def watch(self) -> None:
+        """From now on the stage counts as hung when it takes too long; until here it warms up."""
+
     def send(self, command: Admit | Abort) -> None: ...
 
     async def close(self) -> None:
@@ -153,11 +156,11 @@ class StageProcess:
         if isinstance(first, StageDied):
             raise StageFailed(self.name, first.message)
         assert isinstance(first, StageReady)
-        self._tasks = [
-            asyncio.create_task(self._listen(reader)),
-            asyncio.create_task(self._watch()),
-        ]
+        self._tasks = [asyncio.create_task(self._listen(reader))]
         return first
+
+    def watch(self) -> None:
+        self._tasks.append(asyncio.create_task(self._ask()))
 
     def send(self, command: Admit | Abort) -> None:
         self._write(command)
@@ -205,7 +208,7 @@ class StageProcess:
         if not died and not self._closing:
             self._on_report(self.name, StageDied(f"died (exit code {await self._exit_code()})"))
 
-    async def _watch(self) -> None:
+    async def _ask(self) -> None:
         while True:
             self._write(Ping())
             self._num_unanswered += 1
@@ -237,6 +240,9 @@ class InlineStage:
     async def start(self) -> StageReady:
         self._built = self._build()
         return self._built.ready
+
+    def watch(self) -> None:
+        """A stage of the front's own thread cannot be watched from there."""
 
     def step(self) -> bool:
         return self._engine_of().engine.step()
