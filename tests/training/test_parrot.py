@@ -33,6 +33,7 @@ from training.parrot.speech import (
     Part,
     Stretch,
     analysed,
+    fitted_borders,
     source_times,
     synthesised,
 )
@@ -129,13 +130,19 @@ def pulse_train(period: int, seconds: float) -> np.ndarray:
 
 
 def a_word(start: float, end: float, frames: int) -> Stretch:
-    return Stretch((Part(start, end, 1.0),), frames)
+    return Stretch((Part(start, end, 1.0),), frames, is_word=True)
+
+
+def on_its_tokens(*stretches: Stretch) -> np.ndarray:
+    """`source_times` with each stretch exactly on its tokens."""
+    frames = [stretch.frames for stretch in stretches]
+    return source_times(stretches, FRAME_SAMPLES * np.cumsum(frames, dtype=float))
 
 
 @pytest.mark.parametrize("period", [225, 240, 252])
 def test_a_drone_comes_out_with_a_pulse_at_each_place_of_the_grid(period: int) -> None:
     source = pulse_train(period, 0.6)
-    times = source_times([Stretch((), 2), a_word(2400.0, 12000.0, 5)])
+    times = on_its_tokens(Stretch((), 2), a_word(2400.0, 12000.0, 5))
     mels, voicing = analysed(source, times)
     assert mels.shape == (7 * PULSES_PER_FRAME, NUM_MELS)
     assert (voicing[3 * PULSES_PER_FRAME :] > 0.8).all()
@@ -148,7 +155,7 @@ def test_a_drone_comes_out_with_a_pulse_at_each_place_of_the_grid(period: int) -
 
 def test_noise_is_the_same_in_every_frame_and_as_loud_as_its_source() -> None:
     source = 0.1 * np.random.default_rng(0).normal(size=48_000).astype(np.float32)
-    mels, voicing = analysed(source, source_times([a_word(2400.0, 40_800.0, 20)]))
+    mels, voicing = analysed(source, on_its_tokens(a_word(2400.0, 40_800.0, 20)))
     assert voicing.mean() < 0.2
     steady = np.tile(mels.mean(0), (len(mels), 1))
     spoken = synthesised(steady, np.zeros_like(voicing))[FRAME_SAMPLES:-FRAME_SAMPLES]
@@ -159,18 +166,37 @@ def test_noise_is_the_same_in_every_frame_and_as_loud_as_its_source() -> None:
 
 
 def test_silence_stays_silent() -> None:
-    mels, voicing = analysed(np.zeros(24_000, np.float32), source_times([a_word(0.0, 24_000.0, 9)]))
+    mels, voicing = analysed(np.zeros(24_000, np.float32), on_its_tokens(a_word(0.0, 24_000.0, 9)))
     assert np.abs(synthesised(mels, voicing)).max() < 1e-4
 
 
 def test_vowels_give_way_before_plosives() -> None:
     burst, vowel = Part(0.0, 1920.0, 0.15), Part(1920.0, 5760.0, 1.0)
-    times = source_times([Stretch((burst, vowel), 5)])
+    times = on_its_tokens(Stretch((burst, vowel), 5))
     assert len(times) == 5 * PULSES_PER_FRAME
     assert (np.diff(times) > 0).all()
     in_burst = int((times < 1920).sum()) * PULSE_SAMPLES
     assert 1920 < in_burst < 1920 * 5 / 3
-    assert np.isnan(source_times([Stretch((), 1)])).all()
+    assert np.isnan(on_its_tokens(Stretch((), 1))).all()
+
+
+def test_words_that_are_long_for_their_tokens_borrow_time_from_those_that_are_short() -> None:
+    long, short = a_word(0.0, 6000.0, 2), a_word(6000.0, 11_000.0, 4)
+    pause = Stretch((Part(11_000.0, 13_000.0, 1.0),), 1)
+    borders = fitted_borders([Stretch((), 4), long, short, pause, a_word(13_000.0, 17_000.0, 2)])
+    tokens = FRAME_SAMPLES * np.array([4.0, 6, 10, 11, 13])
+    assert borders[0] == pytest.approx(tokens[0], abs=2)
+    assert tokens[1] < borders[1] < tokens[1] + 2 * FRAME_SAMPLES
+    assert borders[-1] <= tokens[-1]
+    lengths = np.diff(borders)
+    assert lengths[0] / 6000 > 0.85 > 2 * FRAME_SAMPLES / 6000
+    assert lengths[1] / 5000 < 1.3 < 4 * FRAME_SAMPLES / 5000
+
+
+def test_words_as_long_as_their_tokens_stay_where_they_are() -> None:
+    words = [a_word(start, start + 3840.0, 2) for start in (0.0, 3840.0, 7680.0)]
+    borders = fitted_borders([Stretch((), 4), *words])
+    np.testing.assert_allclose(borders, FRAME_SAMPLES * np.array([4.0, 6, 8, 10]), atol=1e-6)
 
 
 def test_each_stage_of_the_codec_comes_nearer() -> None:

@@ -280,7 +280,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(workspace.tokenizer))
     espeak = Espeak()
     speeches = target_speech(espeak, tokenizer)
-    targets = Voice("target", [each.samples for each in speeches], [True] * len(speeches))
+    targets = Voice("target", [each.samples() for each in speeches], [True] * len(speeches))
     voices = [parrot_voice(checkpoint, workspace.root)]
     if not options.other_codec:
         voices += [codec_voice(checkpoint, workspace, speeches), targets, espeak_voice(espeak)]

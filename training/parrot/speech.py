@@ -7,6 +7,9 @@ what the codec encodes, and of nothing else:
     frames    _   _   _   _  [h   e   l   l   o] [,] [y   o   u]
     pulses                    |||||||| 8 a frame, 240 samples apart
 
+No word takes exactly its tokens' time. So its borders give way, half a frame as a rule: a word that
+is short of time begins in its neighbour's, and speech keeps an even pace.
+
 At each pulse of the grid the drone is analysed, at the warped time, into a spectral envelope and
 how periodic it is in three bands. From these alone the voice is built anew: the envelope's
 minimum-phase response at every pulse, and noise of the same envelope, always the same noise in
@@ -16,7 +19,7 @@ fixed.) So Code2Wav has nothing to guess.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,7 +27,7 @@ import numpy as np
 import soxr
 from tokenizers import Tokenizer
 
-from training.parrot.durations import FRAME_S, timed_words
+from training.parrot.durations import timed_words
 from training.parrot.espeak import Espeak, PhonemeEvent
 
 SAMPLE_RATE = 24_000
@@ -42,8 +45,12 @@ FRAME_FEATURES = PULSES_PER_FRAME * (NUM_MELS + NUM_BANDS)
 # Weighed so that a wrongly voiced band costs the codec as much as some wrong mels.
 _VOICING_WEIGHT = 3.0
 
-# A word that its tokens would stretch or squeeze by more sounds wrong. "An" alone needs 2.4.
-_LEAST_STRETCH, _MOST_STRETCH = 0.35, 3.2
+# A word that is stretched or squeezed by more sounds wrong.
+_LEAST_STRETCH, _MOST_STRETCH = 0.55, 2.0
+# What a frame of drift from its tokens costs a word's border, beside a word stretched to twice its
+# length; and what changing a pause costs. Its border comes that many frames early or late at most.
+_DRIFT_COST, _PAUSE_COST = 0.1, 0.3
+_EARLIEST, _LATEST = 1.0, 2.0
 _SHORTEST_WORD_S = 0.025
 _SHORTEST_UTTERANCE_SAMPLES = 4000
 # Whole words give way in parts: vowels most, and the burst of a plosive hardly at all.
@@ -77,22 +84,40 @@ class Part:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring parts of the source that become `frames` frames; no parts are silence."""
+    """Neighbouring parts of the source, a word or a pause, that are said over `frames` tokens.
+
+    No parts are silence.
+    """
 
     parts: tuple[Part, ...]
     frames: int
+    is_word: bool = False
+
+    @property
+    def source_samples(self) -> float:
+        return self.parts[-1].end - self.parts[0].start if self.parts else 0.0
 
 
 @dataclass(frozen=True)
 class GridSpeech:
-    """`token_ids` [n]; with m = n + DELAY_FRAMES frames:
+    """Speech on m = n + DELAY_FRAMES frames, 8 m pulses.
 
-    `features` float32 [m, FRAME_FEATURES], `samples` float32 [m x 1920].
+    `token_ids` [n]; log-mel powers `mels` [8 m, NUM_MELS] and `voicing` [8 m, NUM_BANDS].
     """
 
     token_ids: list[int]
-    features: np.ndarray
-    samples: np.ndarray
+    mels: np.ndarray
+    voicing: np.ndarray
+
+    @property
+    def features(self) -> np.ndarray:
+        """What the codec encodes: float32 [m, FRAME_FEATURES]."""
+        features = np.concatenate([self.mels, _VOICING_WEIGHT * self.voicing], 1)
+        return features.astype(np.float32).reshape(-1, FRAME_FEATURES)
+
+    def samples(self) -> np.ndarray:
+        """The sound: float32 [m x 1920]."""
+        return synthesised(self.mels, self.voicing)
 
 
 def speak_on_grid(espeak: Espeak, tokenizer: Tokenizer, text: str) -> GridSpeech | None:
@@ -131,29 +156,28 @@ def speak_on_grid(espeak: Espeak, tokenizer: Tokenizer, text: str) -> GridSpeech
             if room < FRAME_SAMPLES / 2:
                 # Points that are no pause, as in "T.V.": their frames are the word's.
                 room, tail = 0.0, 0
-        frames = len(spoken) - lead - tail
-        duration_s = (end - word.start) / espeak.sample_rate
-        if duration_s < _SHORTEST_WORD_S:
-            return None
-        if not _LEAST_STRETCH < frames * FRAME_S / duration_s < _MOST_STRETCH:
+        if end - word.start < _SHORTEST_WORD_S * espeak.sample_rate:
             return None
         if lead:
             stretches.append(Stretch((), lead))
-        stretches.append(Stretch(_parts(utterance.phonemes, word.start, end, scale), frames))
+        parts = _parts(utterance.phonemes, word.start, end, scale)
+        stretches.append(Stretch(parts, len(spoken) - lead - tail, is_word=True))
         if tail:
             # The pause behind the word, as far as it goes: its decay is heard.
             pause = Part(end * scale, end * scale + room, _VOWEL_GIVES)
             stretches.append(Stretch((pause,), tail))
     if sum(stretch.frames for stretch in stretches) != len(encoding.ids) + DELAY_FRAMES:
         return None
+    borders = fitted_borders(stretches)
+    for stretch, length in zip(stretches, np.diff(borders, prepend=0), strict=True):
+        if stretch.is_word and not (
+            _LEAST_STRETCH < length / stretch.source_samples < _MOST_STRETCH
+        ):
+            return None
     # Minimum-phase pulses are sharper than espeak's own.
     drone = _GAIN * utterance.samples.astype(np.float32) / 32768
     source = soxr.resample(drone, espeak.sample_rate, SAMPLE_RATE)
-    mels, voicing = analysed(source, source_times(stretches))
-    features = np.concatenate([mels, _VOICING_WEIGHT * voicing], 1).astype(np.float32)
-    return GridSpeech(
-        encoding.ids, features.reshape(-1, FRAME_FEATURES), synthesised(mels, voicing)
-    )
+    return GridSpeech(encoding.ids, *analysed(source, source_times(stretches, borders)))
 
 
 def _parts(
@@ -180,25 +204,60 @@ def _gives(phoneme: str) -> float:
     return _SONORANT_GIVES if phoneme in _SONORANTS else _VOWEL_GIVES
 
 
-def source_times(stretches: list[Stretch]) -> np.ndarray:
-    """For each pulse of the grid the source sample that is heard there, NaN in silence."""
-    return np.concatenate([_stretch_times(stretch) for stretch in stretches])
+def fitted_borders(stretches: Sequence[Stretch]) -> np.ndarray:
+    """Where on the grid each stretch ends, in samples: as even a pace as the tokens allow.
+
+    With x a stretch's length, l the length that it would have by itself (a word's in the source, a
+    pause's of its tokens) and d a border's distance from its token's, this minimises
+
+        sum of (x - l)^2 / l  +  _DRIFT_COST * sum of d^2 / FRAME_SAMPLES
+    """
+    own = np.array(
+        [each.source_samples if each.is_word else each.frames * FRAME_SAMPLES for each in stretches]
+    )
+    costs = np.array([1.0 if each.is_word else _PAUSE_COST for each in stretches]) / own
+    tokens = np.cumsum([each.frames * FRAME_SAMPLES for each in stretches]).astype(float)
+    differences = np.eye(len(own)) - np.eye(len(own), k=-1)
+    stiffness = np.full(len(own), _DRIFT_COST / FRAME_SAMPLES)
+    # Speech begins on its frame.
+    stiffness[0] = 1e3
+    borders = np.linalg.solve(
+        differences.T @ (costs[:, None] * differences) + np.diag(stiffness),
+        differences.T @ (costs * own) + stiffness * tokens,
+    )
+    early, late = _EARLIEST * FRAME_SAMPLES, _LATEST * FRAME_SAMPLES
+    borders = np.clip(borders, tokens - early, np.minimum(tokens + late, tokens[-1]))
+    return np.asarray(borders)
 
 
-def _stretch_times(stretch: Stretch) -> np.ndarray:
-    pulses = np.arange(stretch.frames * PULSES_PER_FRAME) * float(PULSE_SAMPLES)
-    if not stretch.parts:
-        return np.full(len(pulses), np.nan)
-    lengths = np.array([part.end - part.start for part in stretch.parts])
-    gives = np.array([part.gives for part in stretch.parts])
-    wanted = stretch.frames * FRAME_SAMPLES
+def source_times(stretches: Sequence[Stretch], borders: np.ndarray) -> np.ndarray:
+    """For each pulse of the grid the source sample that is heard there, NaN in silence.
+
+    `borders` [stretches]: where on the grid each ends, in samples.
+    """
+    frames = sum(stretch.frames for stretch in stretches)
+    pulses = np.arange(frames * PULSES_PER_FRAME) * float(PULSE_SAMPLES)
+    times = np.full(len(pulses), np.nan)
+    begins = 0.0
+    for stretch, ends in zip(stretches, borders, strict=True):
+        if stretch.parts:
+            inside = slice(*np.searchsorted(pulses, (begins, ends)))
+            times[inside] = _heard(stretch.parts, ends - begins, pulses[inside] - begins)
+        begins = ends
+    return times
+
+
+def _heard(parts: Sequence[Part], wanted: float, offsets: np.ndarray) -> np.ndarray:
+    """Source samples at `offsets` into the parts when they take `wanted` samples together."""
+    lengths = np.array([part.end - part.start for part in parts])
+    gives = np.array([part.gives for part in parts])
     missing = wanted - lengths.sum()
     factors = 1 + gives * missing / max(float(gives @ lengths), 1.0)
     if factors.min() < _LEAST_PART_STRETCH:
         factors = np.full(len(lengths), wanted / max(float(lengths.sum()), 1.0))
     heard = np.concatenate([[0.0], np.cumsum(factors * lengths)])
-    edges = [stretch.parts[0].start, *(part.end for part in stretch.parts)]
-    return np.asarray(np.interp(pulses, heard, edges))
+    edges = [parts[0].start, *(part.end for part in parts)]
+    return np.asarray(np.interp(offsets, heard, edges))
 
 
 def analysed(source: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -35,10 +35,10 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Spoken:
-    """An utterance and its sound, int16 [frames x 1920]."""
+    """An utterance and, if that was asked for, its sound, int16 [frames x 1920]."""
 
     utterance: Utterance
-    samples: np.ndarray
+    samples: np.ndarray | None
 
 
 def save_utterances(path: Path, utterances: list[Utterance]) -> None:
@@ -64,13 +64,16 @@ class Synthesizer:
         self._tokenizer = tokenizer
         self._codec = codec
 
-    def speak(self, text: str) -> Spoken | None:
+    def speak(self, text: str, *, with_sound: bool) -> Spoken | None:
         speech = speak_on_grid(self._espeak, self._tokenizer, text)
         if speech is None:
             return None
         codes = self._codec.encode(torch.from_numpy(speech.features)).to(torch.uint8).numpy()
-        samples = (speech.samples * 32767).clip(-32767, 32767).astype(np.int16)
-        return Spoken(Utterance(text, np.array(speech.token_ids), codes), samples)
+        utterance = Utterance(text, np.array(speech.token_ids), codes)
+        if not with_sound:
+            return Spoken(utterance, None)
+        samples = (speech.samples() * 32767).clip(-32767, 32767).astype(np.int16)
+        return Spoken(utterance, samples)
 
 
 _synthesizer: Synthesizer
@@ -84,19 +87,28 @@ def _start(root: Path) -> None:
     _synthesizer = Synthesizer(tokenizer, load_codec(workspace.codec))
 
 
-def _speak_block(lines: list[str]) -> list[Spoken]:
-    spoken = [_synthesizer.speak(line) for line in lines]
+@dataclass(frozen=True)
+class _Block:
+    lines: list[str]
+    with_sound: bool
+
+
+def _speak_block(block: _Block) -> list[Spoken]:
+    spoken = [_synthesizer.speak(line, with_sound=block.with_sound) for line in block.lines]
     return [each for each in spoken if each is not None]
 
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--lines", type=int, default=70_000, help="of the corpus at most")
-    parser.add_argument("--waveforms", type=int, default=2500, help="utterances kept as sound")
+    parser.add_argument("--waveforms", type=int, default=2500, help="first lines kept as sound too")
     options = parser.parse_args()
     workspace = open_workspace(options)
     lines = workspace.corpus.read_text().splitlines()[: options.lines]
-    blocks = [lines[i : i + _BLOCK_LINES] for i in range(0, len(lines), _BLOCK_LINES)]
+    blocks = [
+        _Block(lines[i : i + _BLOCK_LINES], with_sound=i < options.waveforms)
+        for i in range(0, len(lines), _BLOCK_LINES)
+    ]
     utterances: list[Utterance] = []
     waveforms: list[np.ndarray] = []
     began = time.monotonic()
@@ -107,7 +119,7 @@ def main() -> None:
         for index, block in enumerate(pool.imap(_speak_block, blocks), 1):
             for spoken in block:
                 utterances.append(spoken.utterance)
-                if len(waveforms) < options.waveforms:
+                if spoken.samples is not None:
                     waveforms.append(spoken.samples)
             if index % 32 == 0:
                 seconds = time.monotonic() - began
