@@ -34,11 +34,11 @@ _SPEAKABLE = re.compile(r"^[A-Za-z][A-Za-z ,.'?!;:-]*$")
 class CorpusSizes:
     """How many lines of each kind are asked for; doubles are dropped afterwards."""
 
-    sentences: int = 24_000
-    sentence_pairs: int = 3_000
+    sentences: int = 56_000
+    sentence_pairs: int = 6_000
     greetings: int = 1_500
     single_words: int = 6_000
-    word_sequences: int = 26_000
+    word_sequences: int = 34_000
     numbers: int = 1_500
     bible: int = 6_000
 

@@ -50,7 +50,7 @@ _LEAST_STRETCH, _MOST_STRETCH = 0.55, 2.0
 # What a frame of drift from its tokens costs a word's border, beside a word stretched to twice its
 # length; and what changing a pause costs. Its border comes that many frames early or late at most.
 _DRIFT_COST, _PAUSE_COST = 0.1, 0.3
-_EARLIEST, _LATEST = 1.0, 2.0
+_EARLIEST, _LATEST, _LATEST_END = 1.0, 2.0, 0.25
 _SHORTEST_WORD_S = 0.025
 _SHORTEST_UTTERANCE_SAMPLES = 4000
 # Whole words give way in parts: vowels most, and the burst of a plosive hardly at all.
@@ -205,29 +205,40 @@ def _gives(phoneme: str) -> float:
 
 
 def fitted_borders(stretches: Sequence[Stretch]) -> np.ndarray:
-    """Where on the grid each stretch ends, in samples: as even a pace as the tokens allow.
+    """Where on the grid each stretch ends, in samples [stretches]: an even pace, near the tokens.
 
-    With x a stretch's length, l the length that it would have by itself (a word's in the source, a
-    pause's of its tokens) and d a border's distance from its token's, this minimises
+    A border b balances the length x of its stretch against the l that it would have by itself (a
+    word's in the source, a pause's of its tokens), b against its token's place t, and the same for
+    the stretch behind it:
 
-        sum of (x - l)^2 / l  +  _DRIFT_COST * sum of d^2 / FRAME_SAMPLES
+        (x - l)^2 / l  +  _DRIFT_COST * (b - t)^2 / FRAME_SAMPLES
+
+    It looks no further ahead, since the Talker has not read more when it comes there.
     """
     own = np.array(
         [each.source_samples if each.is_word else each.frames * FRAME_SAMPLES for each in stretches]
     )
     costs = np.array([1.0 if each.is_word else _PAUSE_COST for each in stretches]) / own
     tokens = np.cumsum([each.frames * FRAME_SAMPLES for each in stretches]).astype(float)
-    differences = np.eye(len(own)) - np.eye(len(own), k=-1)
-    stiffness = np.full(len(own), _DRIFT_COST / FRAME_SAMPLES)
-    # Speech begins on its frame.
-    stiffness[0] = 1e3
-    borders = np.linalg.solve(
-        differences.T @ (costs[:, None] * differences) + np.diag(stiffness),
-        differences.T @ (costs * own) + stiffness * tokens,
-    )
-    early, late = _EARLIEST * FRAME_SAMPLES, _LATEST * FRAME_SAMPLES
-    borders = np.clip(borders, tokens - early, np.minimum(tokens + late, tokens[-1]))
-    return np.asarray(borders)
+    drift_costs = np.full(len(own), _DRIFT_COST / FRAME_SAMPLES)
+    latest = tokens + _LATEST * FRAME_SAMPLES
+    # The last word dies away before the last frame ends.
+    last = max(index for index, each in enumerate(stretches) if each.is_word)
+    drift_costs[last] *= 10
+    latest[last:] = np.minimum(tokens[last:] + _LATEST_END * FRAME_SAMPLES, tokens[-1])
+    # What the next stretch, as it likes best, makes a border pay for its distance from where the
+    # stretch would begin by itself.
+    behind = costs * drift_costs / (costs + drift_costs)
+    borders = tokens.copy()
+    for i in range(1, len(own)):
+        places = [borders[i - 1] + own[i], tokens[i]]
+        weights = [costs[i], drift_costs[i]]
+        if i + 1 < len(own):
+            places.append(tokens[i + 1] - own[i + 1])
+            weights.append(behind[i + 1])
+        border = np.average(places, weights=weights)
+        borders[i] = np.clip(border, tokens[i] - _EARLIEST * FRAME_SAMPLES, latest[i])
+    return borders
 
 
 def source_times(stretches: Sequence[Stretch], borders: np.ndarray) -> np.ndarray:

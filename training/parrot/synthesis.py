@@ -100,7 +100,7 @@ def _speak_block(block: _Block) -> list[Spoken]:
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--lines", type=int, default=70_000, help="of the corpus at most")
+    parser.add_argument("--lines", type=int, default=110_000, help="of the corpus at most")
     parser.add_argument("--waveforms", type=int, default=2500, help="first lines kept as sound too")
     options = parser.parse_args()
     workspace = open_workspace(options)
