@@ -21,6 +21,7 @@ from training.parrot.durations import fitted_merges, merged
 from training.parrot.held_out import SENTENCES, without_held_out, words
 from training.parrot.layers import dense_decoder, moe_decoder
 from training.parrot.optimisation import Cosine, TrainingRun, orthogonal
+from training.parrot.prediction import aligned
 from training.parrot.quality import ends_cleanly, warped_distances, word_errors
 from training.parrot.speech import (
     DELAY_FRAMES,
@@ -193,10 +194,25 @@ def test_words_that_are_long_for_their_tokens_borrow_time_from_those_that_are_sh
     assert lengths[1] / 5000 < 1.3 < 4 * FRAME_SAMPLES / 5000
 
 
+def test_a_last_word_that_is_too_long_is_squeezed_rather_than_cut() -> None:
+    words = [a_word(0.0, 3840.0, 2), a_word(3840.0, 11_840.0, 3)]
+    borders = fitted_borders([Stretch((), 4), *words, Stretch((Part(11_840.0, 13_760.0, 1.0),), 1)])
+    assert 9 <= borders[2] / FRAME_SAMPLES <= 9.25
+    assert borders[3] == 10 * FRAME_SAMPLES
+    without_pause = fitted_borders([Stretch((), 4), *words])
+    assert without_pause[2] <= 9 * FRAME_SAMPLES
+
+
 def test_words_as_long_as_their_tokens_stay_where_they_are() -> None:
     words = [a_word(start, start + 3840.0, 2) for start in (0.0, 3840.0, 7680.0)]
     borders = fitted_borders([Stretch((), 4), *words])
     np.testing.assert_allclose(borders, FRAME_SAMPLES * np.array([4.0, 6, 8, 10]), atol=1e-6)
+
+
+def test_predicted_frames_stand_where_they_are_about_the_true_sound() -> None:
+    true = np.array([[1, 10], [2, 20], [3, 30]], np.uint8)
+    spoken = np.array([[1, 11], [1, 12], [3, 30]], np.uint8)
+    assert aligned(spoken, true).tolist() == [[1, 11], [2, 20], [3, 30]]
 
 
 def test_each_stage_of_the_codec_comes_nearer() -> None:
