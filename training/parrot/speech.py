@@ -50,7 +50,7 @@ _LEAST_STRETCH, _MOST_STRETCH = 0.55, 2.0
 # What a frame of drift from its tokens costs a word's border, beside a word stretched to twice its
 # length; and what changing a pause costs. Its border comes that many frames early or late at most.
 _DRIFT_COST, _PAUSE_COST = 0.1, 0.3
-_EARLIEST, _LATEST, _LATEST_END = 1.0, 2.0, 0.25
+_EARLIEST, _LATEST = 1.0, 2.0
 _SHORTEST_WORD_S = 0.025
 _SHORTEST_UTTERANCE_SAMPLES = 4000
 # Whole words give way in parts: vowels most, and the burst of a plosive hardly at all.
@@ -222,10 +222,10 @@ def fitted_borders(stretches: Sequence[Stretch]) -> np.ndarray:
     tokens = np.cumsum([each.frames * FRAME_SAMPLES for each in stretches]).astype(float)
     drift_costs = np.full(len(own), _DRIFT_COST / FRAME_SAMPLES)
     latest = tokens + _LATEST * FRAME_SAMPLES
-    # The last word dies away before the last frame ends.
+    # The last word has to have died away when the last frame ends.
     last = max(index for index, each in enumerate(stretches) if each.is_word)
     drift_costs[last] *= 10
-    latest[last:] = np.minimum(tokens[last:] + _LATEST_END * FRAME_SAMPLES, tokens[-1])
+    latest[last:] = tokens[last:]
     # What the next stretch, as it likes best, makes a border pay for its distance from where the
     # stretch would begin by itself.
     behind = costs * drift_costs / (costs + drift_costs)
