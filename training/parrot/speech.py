@@ -46,7 +46,7 @@ FRAME_FEATURES = PULSES_PER_FRAME * (NUM_MELS + NUM_BANDS)
 _VOICING_WEIGHT = 3.0
 
 # A word that is stretched or squeezed by more sounds wrong.
-_LEAST_STRETCH, _MOST_STRETCH = 0.55, 2.0
+_LEAST_STRETCH, _MOST_STRETCH = 0.45, 2.0
 # What a frame of drift from its tokens costs a word's border, beside a word stretched to twice its
 # length; and what changing a pause costs. Its border comes that many frames early or late at most.
 _DRIFT_COST, _PAUSE_COST = 0.1, 0.3
