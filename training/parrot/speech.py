@@ -47,8 +47,8 @@ _VOICING_WEIGHT = 3.0
 
 # A word that is stretched or squeezed by more sounds wrong.
 _LEAST_STRETCH, _MOST_STRETCH = 0.45, 2.0
-# What a frame of drift from its tokens costs a word's border, beside a word stretched to twice its
-# length; and what changing a pause costs. Its border comes that many frames early or late at most.
+# What a border pays for a frame of drift from its tokens, beside a word of one frame stretched to
+# two, and what a pause pays for that. A border comes so many frames early or late at most.
 _DRIFT_COST, _PAUSE_COST = 0.1, 0.3
 _EARLIEST, _LATEST = 1.0, 2.0
 _SHORTEST_WORD_S = 0.025
@@ -95,7 +95,7 @@ class Stretch:
 
     @property
     def source_samples(self) -> float:
-        return self.parts[-1].end - self.parts[0].start if self.parts else 0.0
+        return self.parts[-1].end - self.parts[0].start
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,9 @@ class Synthesizer:
             return None
         codes = self._codec.encode(torch.from_numpy(speech.features)).to(torch.uint8).numpy()
         utterance = Utterance(text, np.array(speech.token_ids), codes)
-        if not with_sound:
-            return Spoken(utterance, None)
-        samples = (speech.samples() * 32767).clip(-32767, 32767).astype(np.int16)
+        samples = None
+        if with_sound:
+            samples = (speech.samples() * 32767).clip(-32767, 32767).astype(np.int16)
         return Spoken(utterance, samples)
 
 
