@@ -33,6 +33,8 @@ from stretto.request import StageRequest
 
 PROMPT = "Who are you, and since when?"
 SAMPLES_PER_FRAME, SAMPLES_MISSING = 1920, 555
+# Longer than anything takes on a busy machine: what has not happened by then does not happen.
+WAIT_S = 30.0
 
 # A short answer; the tiny model never ends by itself.
 SHORT: dict[str, Any] = {
@@ -47,6 +49,8 @@ LONG: dict[str, Any] = {
     "talker_sampling": {"max_tokens": NUM_FRAMES},
     "return_codes": True,
 }
+# Takes longer than WAIT_S.
+ENDLESS: dict[str, Any] = {**LONG, "talker_sampling": {"max_tokens": 4000}}
 GREEDY = {"temperature": 0.0, "repetition_penalty": 1.05}
 
 
@@ -523,16 +527,18 @@ def test_an_abort_returns_when_nothing_is_left_of_the_request(
     local.generate(**SHORT)
 
 
+async def until_empty(local: Local) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not local.is_empty:
+            await asyncio.sleep(0.001)
+
+
 def test_leaving_the_stream_early_ends_the_request(local: Local) -> None:
     async def leave() -> None:
-        async for event in local.omni.stream(PROMPT, **LONG):
+        async for event in local.omni.stream(PROMPT, **ENDLESS):
             if isinstance(event, AudioDelta):
                 break
-        for _ in range(2000):
-            if local.is_empty:
-                return
-            await asyncio.sleep(0.001)
-        raise AssertionError("something is left")
+        await until_empty(local)
 
     local.run(leave())
 
@@ -552,11 +558,11 @@ def test_an_abort_may_come_twice_and_after_the_end(local: Local) -> None:
 
 def test_who_reads_a_stream_that_another_aborts_is_told(local: Local) -> None:
     async def read_and_abort() -> list[Event]:
-        handle = local.omni.submit(PROMPT, **LONG)
+        handle = local.omni.submit(PROMPT, **ENDLESS)
         reading = asyncio.create_task(_all_of(handle))
         await asyncio.sleep(0.05)
         await handle.abort()
-        return await asyncio.wait_for(reading, 3.0)
+        return await asyncio.wait_for(reading, WAIT_S)
 
     events = local.run(read_and_abort())
     assert isinstance(events[-1], Failed)
@@ -840,19 +846,7 @@ def test_a_bridge_of_one_s_own_that_breaks_fails_its_request_and_no_other(
         with pytest.raises(StageFailed, match="not a fifth frame"):
             made.generate(**SHORT)
         assert made.generate(**good).usage.audio_tokens == 9
-        assert wait_until_empty(made)
-
-
-def wait_until_empty(made: Local) -> bool:
-    async def wait() -> bool:
-        for _ in range(2000):
-            if made.is_empty:
-                return True
-            await asyncio.sleep(0.001)
-        return False
-
-    empty: bool = made.run(wait())
-    return empty
+        made.run(until_empty(made))
 
 
 # ---- what does not start -------------------------------------------------------------------------

@@ -391,9 +391,9 @@ def orphans(cache_dir: Path) -> Iterator[tuple[bool, bool]]:
         time.sleep(1.5)
         parent.kill()
         parent.wait()
-        others_gone = gone_within(others, 5.0)
+        others_gone = gone_within(others, WAIT_S)
         os.kill(held_up, signal.SIGCONT)
-        yield others_gone, gone_within([held_up], 5.0)
+        yield others_gone, gone_within([held_up], WAIT_S)
     finally:
         parent.kill()
         parent.wait()

@@ -29,6 +29,8 @@ NUM_TOKENS = 6
 NUM_FRAMES = 3
 NUM_SAMPLES = NUM_FRAMES * 1920 - 555
 SHORT = [{}, {"max_tokens": NUM_FRAMES, "ignore_eos": True}]
+# Longer than anything takes on a busy machine: what is not there by then does not come.
+WAIT_S = 30.0
 
 
 class AnsweringSpeechModel:
@@ -101,7 +103,7 @@ class LocalServer:
         """Returns when no trace of a request is left in the pipeline."""
 
         async def empty() -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 while not self.omni.pipeline.is_empty:
                     await asyncio.sleep(0.005)
 

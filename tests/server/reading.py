@@ -25,7 +25,7 @@ from stretto.events import AudioDelta, Event, Failed, Finished, Timings, Usage
 from stretto.server.app import create_app
 from stretto.server.settings import ServerSettings
 from stretto.server.speech_model import SpeechInput, TaskType
-from tests.server.conftest import LocalServer
+from tests.server.conftest import WAIT_S, LocalServer
 
 RATE = 24000
 FRAME = 48
@@ -221,8 +221,8 @@ class ReadingServer(LocalServer):
                     await talk.send(type="session.config", **config)
                 yield talk
 
-    async def until_empty(self, seconds: float) -> None:
-        async with asyncio.timeout(seconds):
+    async def until_empty(self) -> None:
+        async with asyncio.timeout(WAIT_S):
             while self.pipeline.live:
                 await asyncio.sleep(0.002)
 
@@ -244,7 +244,7 @@ class Talk:
 
     async def next(self) -> Any:
         """A message, or the bytes of a frame."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             message = await self.connection.recv()
         return message if isinstance(message, bytes) else json.loads(message)
 
@@ -256,7 +256,7 @@ class Talk:
         return seen
 
     async def closed(self) -> int | None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             await self.connection.wait_closed()
         return self.connection.close_code
 

@@ -13,6 +13,7 @@ import soundfile
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from tests.server.conftest import WAIT_S
 from tests.server.reading import ReadingServer, sentences_of, text_of
 from tests.server.test_chat import series
 
@@ -230,8 +231,10 @@ def test_a_client_that_goes_ends_everything_at_once(
             while not isinstance(await talk.next(), bytes):
                 pass
             assert reading.pipeline.live and reading.service.gate.num_inside == 1
+            # What would go on takes longer than anybody waits.
+            reading.pipeline.delta_s = 2 * WAIT_S
             talk.connection.transport.abort()
-            await reading.until_empty(1.0)
+            await reading.until_empty()
             assert reading.service.gate.num_inside == 0
             await asyncio.sleep(0.05)
 
@@ -254,10 +257,10 @@ def test_a_client_that_takes_nothing_is_cut_off(runner: asyncio.Runner, tmp_path
             for _ in range(12):
                 await talk.write("x" * 4000)
             await asyncio.sleep(0.1)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 while reading.service.gate.num_inside:
                     await asyncio.sleep(0.02)
-            await reading.until_empty(1.0)
+            await reading.until_empty()
             talk.connection.transport.abort()
 
     runner.run(talk())
@@ -284,20 +287,20 @@ def test_pages_of_other_origins_are_refused_where_origins_are_limited(
 def test_a_session_without_configuration_or_text_is_closed(
     runner: asyncio.Runner, tmp_path: Path
 ) -> None:
-    reading = ReadingServer(runner, tmp_path, socket_config_s=0.2, socket_idle_s=0.3)
+    reading = ReadingServer(runner, tmp_path, socket_config_s=0.5, socket_idle_s=0.6)
 
     async def talk() -> None:
         async with reading.session() as talk:
             await talk.send(type="input.text")
             messages = await talk.until("error") + await talk.until("error")
-            assert "without session.config for 0.2 s" in messages[-1]["message"]
+            assert "without session.config for 0.5 s" in messages[-1]["message"]
             assert await talk.closed() == 1008
         async with reading.session(voice="ryan") as talk:
             # What is being said is waited for, however long it takes.
-            reading.pipeline.delta_s = 0.1
+            reading.pipeline.delta_s = 0.2
             await talk.write("x" * 24)
             await talk.until("session.done")
-            assert "idle for 0.3 s" in (await talk.next())["message"]
+            assert "idle for 0.6 s" in (await talk.next())["message"]
             assert await talk.closed() == 1001
 
     runner.run(talk())

@@ -19,7 +19,7 @@ from stretto.server.encoders import FORMATS
 from stretto.server.protocol import SpeechRequest
 from stretto.server.settings import ServerSettings
 from stretto.server.tts_model import TtsModel
-from tests.server.conftest import RATE, assert_sounds_like, pcm_samples
+from tests.server.conftest import RATE, WAIT_S, assert_sounds_like, pcm_samples
 from tests.server.reading import ReadingServer, sentences_of
 from tests.server.test_encoders import heard
 from tests.server.test_refusals import VALUES, assert_refused
@@ -43,8 +43,8 @@ class TtsServer(ReadingServer):
     def say(self, text: str, **fields: Any) -> Any:
         return super().say(text, **{"seed": 5, **fields})
 
-    async def until_empty(self, seconds: float) -> None:
-        async with asyncio.timeout(seconds):
+    async def until_empty(self) -> None:
+        async with asyncio.timeout(WAIT_S):
             while not self.omni.pipeline.is_empty:
                 await asyncio.sleep(0.005)
 
@@ -106,11 +106,11 @@ def test_a_socket_that_is_left_leaves_nothing_behind(custom: TtsServer) -> None:
         async with custom.session(text_streaming=True) as talk:
             await talk.write("Computers can", done=False)
             await talk.next()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WAIT_S):
                 while custom.omni.pipeline.is_empty:
                     await asyncio.sleep(0.005)
             talk.connection.transport.abort()
-            await custom.until_empty(1.0)
+            await custom.until_empty()
 
     custom.runner.run(talk())
 
