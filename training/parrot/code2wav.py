@@ -78,8 +78,9 @@ def init_code2wav(model: Any, codec: Codec, sample: Tensor) -> None:
         elif isinstance(module, modeling.Qwen3OmniMoeConvNeXtBlock):
             module.gamma.data.fill_(0.1)
     width = model.config.hidden_size
-    basis = torch.linalg.qr(torch.randn(width, width))[0][: codec.centroids.shape[-1]]
-    embeddings = torch.cat([centroids @ basis for centroids in codec.centroids])
+    # The last components, which matter least, find no room here.
+    components = codec.centroids.flatten(0, 1)[:, :width]
+    embeddings = components @ torch.linalg.qr(torch.randn(width, width))[0]
     scale = (codec.centroids[0].pow(2).sum(1).mean() / width).sqrt()
     # The model takes the mean over codebooks; their sum is the mel spectrum.
     embeddings = embeddings * NUM_CODEBOOKS / scale / 3

@@ -1,4 +1,8 @@
-"""The hundred sentences that no training step may see; the quality gate speaks them."""
+"""Two hundred sentences that no training step may see.
+
+The quality gate speaks the first hundred. What is to be decided is tried on the others, so that the
+gate's do not choose what they judge.
+"""
 
 from __future__ import annotations
 
@@ -108,13 +112,116 @@ The last bus had already gone when we arrived.
 See you later, and take care!
 """.splitlines()
 
+OTHERS = """\
+The puppies are sleeping under the kitchen table.
+Please bring me a glass of water and the newspaper.
+Our teacher told us a funny story about a bear.
+I would like to buy two tickets for the late show.
+The bridge was closed because of the heavy storm.
+My sister works as a nurse in a large hospital.
+What time does the last train leave tonight?
+He spends most of his money on books and music.
+They had to wait three hours at the airport.
+The kitchen smells of fresh bread and coffee.
+Did you remember to lock the front door?
+A small bird built its nest on our balcony.
+The meeting has been moved to Thursday afternoon.
+She learned to play the piano when she was six.
+There are seven days in a week and twelve months in a year.
+The old man sat quietly on a bench in the park.
+I think we should take the other road next time.
+The farmer keeps cows, sheep and a few chickens.
+It is too cold to swim in the lake today.
+Where can I find a good place to eat near here?
+The film was long, but we enjoyed every minute of it.
+My father repairs watches and old radios.
+You will need a warm coat in the mountains.
+The police found the stolen car on Friday.
+Nobody was hurt when the roof fell down.
+Students must hand in their papers before noon.
+The ship carried sugar and cotton across the ocean.
+Can you help me carry these boxes upstairs?
+The sky turned dark and it started to snow.
+We need more time to finish this project.
+Her dress is green with white flowers on it.
+The judge asked the witness a simple question.
+I cannot find my glasses anywhere.
+This soup needs a bit more salt and pepper.
+The dog barked all night and kept us awake.
+Paris is famous for its museums and restaurants.
+He was late again because his bus broke down.
+The plane landed safely in spite of the fog.
+Most people sleep for seven or eight hours.
+Let us go for a walk after dinner.
+The window is open and the room is full of smoke.
+My computer is slow and needs a new battery.
+She wrote a letter to her friend in Canada.
+The road to the village is narrow and steep.
+How many people live in your city?
+The king lived in a castle with high walls.
+I have already told you everything I know.
+They planted apple trees along the river.
+The bank is on the corner beside the post office.
+Would you rather have tea or orange juice?
+The nurse gave him something for the pain.
+Our team lost the match by a single point.
+A loud noise woke the baby in the next room.
+The shop sells shoes, hats and leather bags.
+He closed his eyes and listened to the rain.
+We spent our holiday on a quiet island.
+The president will give a speech this evening.
+Why are you standing outside in the dark?
+Electric cars are becoming cheaper every year.
+The painter used bright colors for the ceiling.
+Fish cannot live without water.
+My uncle drives a truck from town to town.
+The test was harder than anyone expected.
+Please turn the music down a little.
+She has long brown hair and blue eyes.
+The factory makes parts for trains and ships.
+I woke up early and made breakfast for everybody.
+The moon goes around the earth once a month.
+Cats like to sleep in warm and sunny places.
+He promised to pay the money back by Monday.
+The hotel has forty rooms and a swimming pool.
+Do you know who wrote this beautiful song?
+The bread is still warm from the oven.
+We could see the lights of the town far away.
+Her answer surprised all of us.
+The boys built a boat out of an old door.
+Winter is my favorite season of the year.
+It takes ten minutes to walk to the station.
+The doctor says that I must rest for a week.
+They sold their house and moved to the coast.
+The professor gave a lecture about the history of Rome.
+My phone number has changed since last summer.
+He cut the cake into eight equal pieces.
+The clock on the wall has stopped.
+You should never give up your dreams.
+The workers asked for better pay and shorter hours.
+A strong wind blew the leaves across the street.
+I am looking for a present for my mother.
+The lake is deep and very clear.
+She opened the box and found a gold ring.
+The soldiers marched through the gate at dawn.
+What would you do with a million dollars?
+The report was published in the spring.
+This chair is more comfortable than that one.
+The sick child had a fever and a bad cough.
+Every morning he runs five miles before work.
+The city council wants to build a new school.
+We are out of milk, eggs and butter.
+Thank you for inviting us to your wedding.
+The train was so crowded that we had to stand.
+""".splitlines()
+
 
 def words(text: str) -> tuple[str, ...]:
     """The words of a text without case and punctuation: what makes two texts the same."""
     return tuple(re.findall(r"[a-z0-9']+", text.lower()))
 
 
-_KEYS = {words(sentence) for sentence in SENTENCES}
+_KEYS = {words(sentence) for sentence in [*SENTENCES, *OTHERS]}
 
 
 def without_held_out(lines: Iterable[str]) -> list[str]:

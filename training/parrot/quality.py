@@ -29,7 +29,7 @@ from stretto.api import Omni
 from stretto.audio import save_wav
 from training.parrot.codec import DECIBELS, load_codec
 from training.parrot.espeak import Espeak
-from training.parrot.held_out import SENTENCES, words
+from training.parrot.held_out import OTHERS, SENTENCES, words
 from training.parrot.speech import (
     SAMPLE_RATE,
     GridSpeech,
@@ -51,6 +51,7 @@ class Voice:
     """What one system said: a wave float32 [n] at 24 kHz per sentence."""
 
     name: str
+    sentences: list[str]
     waves: list[np.ndarray]
     ended_itself: list[bool]
     seconds_of_work: float | None = None
@@ -162,7 +163,7 @@ def judge(voice: Voice, targets: Voice, recogniser: Recogniser, folder: Path) ->
     references = [compared_mels(wave) for wave in targets.waves]
     errors, right, identified, endings = 0, 0, 0, 0
     distances, ratios, heard_lines = [], [], []
-    for index, (sentence, wave) in enumerate(zip(SENTENCES, voice.waves, strict=True)):
+    for index, (sentence, wave) in enumerate(zip(voice.sentences, voice.waves, strict=True)):
         heard = recogniser.hear(wave)
         wrong = word_errors(sentence, heard)
         errors += wrong
@@ -179,17 +180,17 @@ def judge(voice: Voice, targets: Voice, recogniser: Recogniser, folder: Path) ->
     work = voice.seconds_of_work
     return Figures(
         voice=voice.name,
-        word_error_rate=errors / sum(len(words(sentence)) for sentence in SENTENCES),
-        sentences_heard_right=right / len(SENTENCES),
-        identified=identified / len(SENTENCES),
-        clean_endings=endings / len(SENTENCES),
+        word_error_rate=errors / sum(map(len, map(words, voice.sentences))),
+        sentences_heard_right=right / len(voice.sentences),
+        identified=identified / len(voice.sentences),
+        clean_endings=endings / len(voice.sentences),
         duration_ratio=float(np.mean(ratios)),
         mel_distance_db=float(np.mean(distances)),
         real_time_factor=None if work is None else work / spoken_s,
     )
 
 
-def espeak_voice(espeak: Espeak) -> Voice:
+def espeak_voice(espeak: Espeak, sentences: list[str]) -> Voice:
     espeak.natural()
     waves = [
         soxr.resample(
@@ -197,15 +198,15 @@ def espeak_voice(espeak: Espeak) -> Voice:
             espeak.sample_rate,
             SAMPLE_RATE,
         )
-        for sentence in SENTENCES
+        for sentence in sentences
     ]
     espeak.drone()
-    return Voice("espeak", waves, [True] * len(waves))
+    return Voice("espeak", sentences, waves, [True] * len(waves))
 
 
-def target_speech(espeak: Espeak, tokenizer: Tokenizer) -> list[GridSpeech]:
+def target_speech(espeak: Espeak, tokenizer: Tokenizer, sentences: list[str]) -> list[GridSpeech]:
     spoken = []
-    for sentence in SENTENCES:
+    for sentence in sentences:
         speech = speak_on_grid(espeak, tokenizer, sentence)
         if speech is None:
             raise ValueError(f"held-out sentence cannot be put on the grid: {sentence!r}")
@@ -213,7 +214,9 @@ def target_speech(espeak: Espeak, tokenizer: Tokenizer) -> list[GridSpeech]:
     return spoken
 
 
-def codec_voice(checkpoint: Path, workspace: Workspace, targets: list[GridSpeech]) -> Voice:
+def codec_voice(
+    checkpoint: Path, workspace: Workspace, sentences: list[str], targets: list[GridSpeech]
+) -> Voice:
     """The targets' true codes through the checkpoint's Code2Wav."""
     from transformers import Qwen3OmniMoeForConditionalGeneration
 
@@ -226,22 +229,22 @@ def codec_voice(checkpoint: Path, workspace: Workspace, targets: list[GridSpeech
         codes = codec.encode(torch.from_numpy(speech.features))
         with torch.inference_mode():
             waves.append(model.code2wav(codes.T[None])[0, 0].numpy())
-    return Voice("codec", waves, [True] * len(waves))
+    return Voice("codec", sentences, waves, [True] * len(waves))
 
 
-def parrot_voice(checkpoint: Path, cache: Path) -> Voice:
+def parrot_voice(checkpoint: Path, cache: Path, sentences: list[str]) -> Voice:
     """The sentences through stretto, one after the other, greedily."""
     waves, ended = [], []
     with Omni(str(checkpoint), cache_dir=cache) as omni:
         began = time.monotonic()
-        for sentence in SENTENCES:
+        for sentence in sentences:
             answer = omni.generate(sentence)
             waves.append(answer.audio)
             ended.append(answer.finish_reason == "stop" and answer.text == sentence)
             if answer.text != sentence:
                 print(f"{sentence!r} came back as {_difference(sentence, answer.text)}")
         seconds = time.monotonic() - began
-    return Voice("parrot", waves, ended, seconds)
+    return Voice("parrot", sentences, waves, ended, seconds)
 
 
 def _difference(said: str, text: str) -> str:
@@ -274,18 +277,24 @@ def main() -> None:
     parser.add_argument(
         "--other-codec", action="store_true", help="the model was not made in this work directory"
     )
+    parser.add_argument(
+        "--others", action="store_true", help="the hundred that the gate does not speak"
+    )
     options = parser.parse_args()
     workspace = open_workspace(options)
     checkpoint: Path = options.model or workspace.checkpoint
+    sentences = OTHERS if options.others else SENTENCES
     tokenizer = Tokenizer.from_file(str(workspace.tokenizer))
     espeak = Espeak()
-    speeches = target_speech(espeak, tokenizer)
-    targets = Voice("target", [each.samples() for each in speeches], [True] * len(speeches))
-    voices = [parrot_voice(checkpoint, workspace.root)]
+    speeches = target_speech(espeak, tokenizer, sentences)
+    waves = [each.samples() for each in speeches]
+    targets = Voice("target", sentences, waves, [True] * len(waves))
+    voices = [parrot_voice(checkpoint, workspace.root, sentences)]
     if not options.other_codec:
-        voices += [codec_voice(checkpoint, workspace, speeches), targets, espeak_voice(espeak)]
+        voices.append(codec_voice(checkpoint, workspace, sentences, speeches))
+        voices += [targets, espeak_voice(espeak, sentences)]
     recogniser = Recogniser()
-    folder = workspace.quality / checkpoint.name
+    folder = workspace.quality / (checkpoint.name + ("-others" if options.others else ""))
     rows = [judge(voice, targets, recogniser, folder / voice.name) for voice in voices]
     with published(folder / "figures.json") as path:
         path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
