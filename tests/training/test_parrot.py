@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 from training.parrot import grammar
 from training.parrot.architecture import SPEAKERS, TextIds, parrot_config
 from training.parrot.assemble import assembled_model
-from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, Codec, fit_codec
-from training.parrot.continuation import SHIPPED, take_apart
+from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, Codec, fit_codec, load_codec
+from training.parrot.continuation import SHIPPED, SHIPPED_CODEC, moved_rows, take_apart
 from training.parrot.durations import fitted_merges, merged
 from training.parrot.held_out import OTHERS, SENTENCES, without_held_out, words
 from training.parrot.layers import dense_decoder, moe_decoder
@@ -228,6 +229,26 @@ def test_each_stage_of_the_codec_comes_nearer() -> None:
     assert errors == sorted(errors, reverse=True)
 
 
+def test_a_codec_fitted_anew_keeps_what_code_0_means_and_its_embeddings_move_along() -> None:
+    torch.manual_seed(0)
+    centres = 3 * torch.randn(CODEBOOK_SIZE, FRAME_FEATURES)
+    features = centres.repeat(8, 1) + torch.randn(8 * CODEBOOK_SIZE, FRAME_FEATURES)
+    old = fit_codec(features)
+    shifted = features + 0.3 * torch.randn(FRAME_FEATURES)
+    new = fit_codec(shifted, start=old)
+    same = old.encode(features)[:, 0] == new.encode(shifted)[:, 0]
+    assert same.float().mean() > 0.95
+    anew = fit_codec(shifted).encode(shifted)[:, 0]
+    assert (old.encode(features)[:, 0] == anew).float().mean() < 0.1
+
+    meaning = torch.randn(64, 24)
+    centroids = torch.randn(2, 3, CODEBOOK_SIZE, 64)
+    before, after = centroids - centroids.mean(2, keepdim=True)
+    offsets = torch.randn(3, 1, 24)
+    rows = moved_rows(before @ meaning + offsets, before, after)
+    assert (rows - (after @ meaning + offsets)).norm() < 0.1 * rows.norm()
+
+
 # ---- training ----------------------------------------------------------------------------------
 
 
@@ -389,3 +410,19 @@ def test_a_checkpoint_comes_apart_into_what_it_is_put_together_from(tmp_path: Pa
         assert torch.equal(again[name], weight), name
     with pytest.raises(FileExistsError, match=r"talker\.pt"):
         take_apart(SHIPPED, workspace)
+
+
+def test_a_checkpoint_goes_on_with_another_codec(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    shutil.copy(SHIPPED_CODEC, workspace.codec)
+    take_apart(SHIPPED, workspace, load_codec(SHIPPED_CODEC))
+    talker = load(workspace.talker)["model"]
+    head = talker["talker.code_predictor.lm_head.3.weight"]
+    assert torch.equal(head, head[:1].expand_as(head))
+    model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(SHIPPED, dtype=torch.float32)
+    coarse = model.talker.model.codec_embedding.weight
+    assert torch.equal(talker["talker.model.codec_embedding.weight"], coarse)
+    # To the very same codec they move to where a linear map of the centroids has them.
+    heard = model.code2wav.code_embedding.weight
+    moved = load(workspace.code2wav)["model"]["code_embedding.weight"]
+    assert (moved - heard).norm() < 0.1 * heard.norm()

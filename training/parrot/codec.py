@@ -53,7 +53,7 @@ class Codec:
 
 def load_codec(path: Path) -> Codec:
     content = load(path)
-    return Codec(content["mean"], content["projection"], content["centroids"])
+    return Codec(*(content[name].float() for name in ("mean", "projection", "centroids")))
 
 
 def fit_codec(

@@ -3,15 +3,17 @@
     python -m training.parrot.continuation --work <folder>
     python -m training.parrot.talker --work <folder> --steps 5000 --embeddings-until 0
 
-The folder has to hold the codec that the checkpoint was trained with, or, with `--old-codec` for
-that one, another that was fitted with `codec --start`: then the codes' embeddings are carried
-over to those that sound alike, and the heads of codes 1 to 15 start anew. A training step takes
-the models as its start and begins a schedule of its own. The Thinker need not be trained again as
-long as the text embeddings stand still.
+The folder gets the shipped checkpoint's codec, which lies beside this file; of another checkpoint
+it has to hold the codec already. With `--old-codec` for the checkpoint's, the folder's may be one
+that was fitted with `codec --start`: then the codes' embeddings are carried over to those that
+sound alike, and the heads of codes 1 to 15 start anew. A training step takes the models as its
+start and begins a schedule of its own. The Thinker need not be trained again as long as the text
+embeddings stand still.
 """
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from training.parrot.thinker import TextModel
 from training.parrot.workspace import Workspace, argument_parser, open_workspace, save
 
 SHIPPED = Path(stretto.models.__file__).parent / "parrot"
+SHIPPED_CODEC = Path(__file__).with_name("codec.pt")
 _RUN = "a checkpoint"
 # Of a codebook's spread: few rows are to say what many components mean.
 _RIDGE = 0.03
@@ -66,18 +69,18 @@ def _recode(model: Any, old: Codec, new: Codec) -> None:
     before[0] += (old.mean - new.mean) @ new.projection
     predictor = model.talker.code_predictor
     tables = [embedding.weight for embedding in predictor.model.codec_embedding]
-    moved = _moved(torch.stack([table.data for table in tables]), before[1:], new.centroids[1:])
+    moved = moved_rows(torch.stack([table.data for table in tables]), before[1:], new.centroids[1:])
     for table, rows in zip(tables, moved, strict=True):
         table.data.copy_(rows)
     for head in predictor.lm_head:
         # Moved like embeddings they would be sure of what is wrong; equal rows know nothing.
         head.weight.data.copy_(head.weight.data.mean(0, keepdim=True).expand_as(head.weight))
     table = model.code2wav.code_embedding.weight.data
-    rows = _moved(table.view(-1, CODEBOOK_SIZE, table.shape[1]), before, new.centroids)
+    rows = moved_rows(table.view(-1, CODEBOOK_SIZE, table.shape[1]), before, new.centroids)
     table.copy_(rows.flatten(0, 1))
 
 
-def _moved(tables: Tensor, before: Tensor, after: Tensor) -> Tensor:
+def moved_rows(tables: Tensor, before: Tensor, after: Tensor) -> Tensor:
     """Rows for the centroids `after` [k, 256, d], by ridge regression of `tables` [k, 256, h] on
     those `before`. Each table keeps its mean.
     """
@@ -94,8 +97,13 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, default=SHIPPED)
     parser.add_argument("--old-codec", type=Path, default=None, help="the checkpoint's own")
     options = parser.parse_args()
+    workspace = open_workspace(options)
+    if not workspace.codec.exists():
+        if options.checkpoint != SHIPPED:
+            parser.error(f"{workspace.codec} is not there: the codec of {options.checkpoint}")
+        shutil.copy(SHIPPED_CODEC, workspace.codec)
     old_codec = None if options.old_codec is None else load_codec(options.old_codec)
-    take_apart(options.checkpoint, open_workspace(options), old_codec)
+    take_apart(options.checkpoint, workspace, old_codec)
 
 
 if __name__ == "__main__":
