@@ -16,7 +16,15 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 from training.parrot import grammar
 from training.parrot.architecture import SPEAKERS, TextIds, parrot_config
 from training.parrot.assemble import assembled_model
-from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, Codec, fit_codec, load_codec
+from training.parrot.code2wav import init_code2wav, new_code2wav
+from training.parrot.codec import (
+    CODEBOOK_SIZE,
+    NUM_CODEBOOKS,
+    NUM_COMPONENTS,
+    Codec,
+    fit_codec,
+    load_codec,
+)
 from training.parrot.continuation import SHIPPED, SHIPPED_CODEC, moved_rows, take_apart
 from training.parrot.durations import fitted_merges, merged
 from training.parrot.held_out import OTHERS, SENTENCES, without_held_out, words
@@ -311,11 +319,27 @@ def an_utterance(tokenizer: Tokenizer, text: str) -> Utterance:
 
 def a_model(tokenizer: Tokenizer) -> SpeechModel:
     model = SpeechModel(tokenizer)
-    centroids = torch.randn(
-        NUM_CODEBOOKS, CODEBOOK_SIZE, 80, generator=torch.Generator().manual_seed(0)
-    )
-    model.init(tokenizer, Codec(torch.zeros(512), torch.zeros(512, 80), centroids), seed=0)
+    model.init(tokenizer, a_codec(), seed=0)
     return model
+
+
+def a_codec() -> Codec:
+    generator = torch.Generator().manual_seed(0)
+    centroids = torch.randn(NUM_CODEBOOKS, CODEBOOK_SIZE, NUM_COMPONENTS, generator=generator)
+    projection = torch.eye(FRAME_FEATURES)[:, :NUM_COMPONENTS]
+    return Codec(torch.zeros(FRAME_FEATURES), projection, centroids)
+
+
+def test_code2wav_begins_with_speech_that_is_neither_silent_nor_clipped(
+    tokenizer: Tokenizer,
+) -> None:
+    torch.manual_seed(0)
+    model = new_code2wav(tokenizer)
+    sample = torch.randint(CODEBOOK_SIZE, (2, NUM_CODEBOOKS, 12))
+    init_code2wav(model, a_codec(), sample)
+    with torch.no_grad():
+        loudness = model(sample).std()
+    assert 0.01 < loudness < 0.5
 
 
 def test_decoders_compute_what_those_of_transformers_do(tokenizer: Tokenizer) -> None:
