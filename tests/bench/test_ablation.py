@@ -137,11 +137,13 @@ def test_an_ablation_ends_with_one_object_that_has_every_cell_and_ratio(
         assert cell["num_requests"] == cell["concurrency"] == 1
         assert set(cell["busy_fraction"]) == {"thinker", "talker", "code2wav"}
         assert all(0 < share <= 1 for share in cell["busy_fraction"].values())
-        assert cell["step_gap_ms"]["talker"] >= 0 and cell["step_ms"]["talker"] > 0
+        assert cell["step_gap_ms"]["talker"] < cell["step_ms"]["talker"]
         # One stage after the other in one thread: nothing overlaps.
         assert cell["e2e_over_busiest_stage"] >= 1
         assert cell["mean"]["ttft_ms"] <= cell["mean"]["e2e_ms"]
-        assert 0 < cell["mean"]["rtf"] <= cell["mean"]["e2e_ms"] / SOUND_MS
+        last_sound_ms = cell["mean"]["rtf"] * SOUND_MS
+        # To a rounding: with async_chunk off the last sound is the first.
+        assert cell["mean"]["ttfp_ms"] - 1e-6 <= last_sound_ms <= cell["mean"]["e2e_ms"] + 1e-6
     assert set(result["step_gap_ms"]) == {"thinker", "talker"}
     assert [row["input_len"] for row in result["long_context"]] == [24, 520]
     for row in result["long_context"]:
