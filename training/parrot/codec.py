@@ -1,8 +1,9 @@
 """Step 4: the codec, 16 codes of 256 per 80 ms frame.
 
 A frame's features (8 columns of 64 log-mels and 3 voicings) are projected to 240 principal
-components and quantised in 16 stages, each by k-means on what the stages before it left over.
-Code 0 is the coarse sound, the last ones are detail.
+components and quantised in 16 stages, each by k-means on what the stages before it left over; then
+the stages are fitted anew to the codes that are chosen together. Code 0 is the coarse sound, the
+last ones are detail.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ import torch
 from tokenizers import Tokenizer
 
 from training.parrot.espeak import Espeak
-from training.parrot.speech import speak_on_grid
+from training.parrot.speech import NUM_BANDS, NUM_MELS, VOICING_WEIGHT, speak_on_grid
 from training.parrot.workspace import argument_parser, load, open_workspace, save
 
 CODEBOOK_SIZE = 256
 NUM_CODEBOOKS = 16
 # Fewer cost bursts: they are a small part of the variance, and differ in where they lie.
 NUM_COMPONENTS = 240
+
+# So many beginnings of a frame's codes are kept while its next code is chosen.
+_BEGINNINGS = 4
+_BLOCK_FRAMES = 1000
+# What a centroid was counts as so many frames when it moves.
+_INERTIA_FRAMES = 3
 
 # 10 log10 of a power, from its natural logarithm.
 DECIBELS = 4.343
@@ -36,13 +43,7 @@ class Codec:
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Codes int64 [frames, 16] of features [frames, FRAME_FEATURES]."""
-        residual = (features - self.mean) @ self.projection
-        codes = []
-        for centroids in self.centroids:
-            nearest = _nearest(residual, centroids)
-            residual = residual - centroids[nearest]
-            codes.append(nearest)
-        return torch.stack(codes, 1)
+        return chosen_codes((features - self.mean) @ self.projection, self.centroids)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Features [frames, FRAME_FEATURES] of codes [frames, up to 16]."""
@@ -57,34 +58,96 @@ def load_codec(path: Path) -> Codec:
 
 
 def fit_codec(
-    features: torch.Tensor, *, max_frames: int = 70_000, start: Codec | None = None
+    features: torch.Tensor,
+    *,
+    max_frames: int = 150_000,
+    rounds: int = 8,
+    start: Codec | None = None,
 ) -> Codec:
     """A codec for features [frames, FRAME_FEATURES], fitted on a random sample of them.
 
-    Its code 0 means what that of `start` means, by and large.
+    Its codes mean what those of `start` mean, by and large. `rounds` of choosing all codes and
+    moving all centroids follow.
     """
     sample = features[torch.randperm(len(features))[:max_frames]].float()
     mean = sample.mean(0)
     centred = sample - mean
     _, vectors = torch.linalg.eigh(centred.T @ centred / len(sample))
     projection = vectors.flip(1)[:, :NUM_COMPONENTS].contiguous()
-    residual = centred @ projection
+    components = centred @ projection
+    if start is None:
+        centroids = _fitted_in_stages(components)
+    else:
+        centroids = start.centroids @ (start.projection.T @ projection)
+        centroids[0] += (start.mean - mean) @ projection
     variance = centred.pow(2).sum(1).mean()
-    dropped = variance - residual.pow(2).sum(1).mean()
+    dropped = variance - components.pow(2).sum(1).mean()
+    for index in range(rounds):
+        codes = chosen_codes(components, centroids)
+        residual = moved_to(components, codes, centroids)
+        left = residual.pow(2).sum(1).mean() + dropped
+        print(f"round {index}: {left / variance:.4f} of the variance left", flush=True)
+    codec = Codec(mean, projection, centroids)
+    wrong = (codec.decode(codec.encode(sample)) - sample).view(-1, NUM_MELS + NUM_BANDS)
+    error_db = float(wrong[:, :NUM_MELS].pow(2).mean().sqrt()) * DECIBELS
+    voicing = float(wrong[:, NUM_MELS:].pow(2).mean().sqrt()) / VOICING_WEIGHT
+    print(f"mels wrong by {error_db:.2f} dB, voicing by {voicing:.3f}", flush=True)
+    return codec
+
+
+def _fitted_in_stages(components: torch.Tensor) -> torch.Tensor:
+    """Centroids [16, 256, d]: each stage fits what the one before it left of [frames, d]."""
     stages = []
     for stage in range(NUM_CODEBOOKS):
-        if stage == 0 and start is not None:
-            coarse = (start.centroids[0] @ start.projection.T + start.mean - mean) @ projection
-            centroids, nearest = k_means(residual, coarse, rounds=3)
-        else:
-            some = residual[torch.randperm(len(residual))[:CODEBOOK_SIZE]]
-            centroids, nearest = k_means(residual, some, rounds=30 if stage == 0 else 15)
-        residual = residual - centroids[nearest]
+        some = components[torch.randperm(len(components))[:CODEBOOK_SIZE]]
+        centroids, nearest = k_means(components, some, rounds=30 if stage == 0 else 15)
+        components = components - centroids[nearest]
         stages.append(centroids)
-        left = residual.pow(2).sum(1).mean() + dropped
-        error_db = float((left / sample.shape[1]).sqrt()) * DECIBELS
-        print(f"stage {stage:2}: {left / variance:.4f} left, {error_db:.2f} dB", flush=True)
-    return Codec(mean, projection, torch.stack(stages))
+    return torch.stack(stages)
+
+
+def chosen_codes(components: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
+    """Codes int64 [frames, 16] whose centroids [16, 256, d] sum to nearly [frames, d].
+
+    A beam search, except that code 0 is the nearest: the Talker is to find one name for a sound.
+    """
+    return torch.cat([_block_codes(block, centroids) for block in components.split(_BLOCK_FRAMES)])
+
+
+def _block_codes(components: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
+    nearest = _nearest(components, centroids[0])
+    codes = nearest[:, None, None]
+    residual = (components - centroids[0][nearest])[:, None]
+    for stage in centroids[1:]:
+        # [frames, beginnings, 256], less what all ways to end a frame have in common.
+        costs = residual.pow(2).sum(-1, keepdim=True) - 2 * residual @ stage.T + stage.pow(2).sum(1)
+        best = costs.flatten(1).topk(_BEGINNINGS, largest=False).indices
+        beginning, code = best // CODEBOOK_SIZE, best % CODEBOOK_SIZE
+        row = torch.arange(len(components))[:, None]
+        codes = torch.cat([codes[row, beginning], code[..., None]], -1)
+        residual = residual[row, beginning] - stage[code]
+    # The best comes first.
+    return codes[:, 0]
+
+
+def moved_to(
+    components: torch.Tensor, codes: torch.Tensor, centroids: torch.Tensor, *, sweeps: int = 5
+) -> torch.Tensor:
+    """Moves centroids [16, 256, d] towards least squares for [frames, d] with codes [frames, 16].
+
+    Returns what is left of the components [frames, d].
+    """
+    residual = components.clone()
+    for stage, code in zip(centroids, codes.T, strict=True):
+        residual -= stage[code]
+    for _ in range(sweeps):
+        for stage, code in zip(centroids, codes.T, strict=True):
+            residual += stage[code]
+            counts = torch.bincount(code, minlength=CODEBOOK_SIZE)[:, None]
+            sums = torch.zeros_like(stage).index_add_(0, code, residual)
+            stage.copy_((sums + _INERTIA_FRAMES * stage) / (counts + _INERTIA_FRAMES))
+            residual -= stage[code]
+    return residual
 
 
 def k_means(
@@ -113,9 +176,9 @@ def _nearest(points: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--lines", type=int, default=3000, help="corpus lines it is fitted on")
+    parser.add_argument("--lines", type=int, default=4500, help="corpus lines it is fitted on")
     parser.add_argument(
-        "--start", type=Path, default=None, help="a codec whose code 0 keeps its meaning"
+        "--start", type=Path, default=None, help="a codec whose codes keep their meaning"
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
