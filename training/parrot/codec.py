@@ -111,7 +111,9 @@ def chosen_codes(components: torch.Tensor, centroids: torch.Tensor) -> torch.Ten
 
     A beam search, except that code 0 is the nearest: the Talker is to find one name for a sound.
     """
-    return torch.cat([_block_codes(block, centroids) for block in components.split(_BLOCK_FRAMES)])
+    starts = range(0, len(components), _BLOCK_FRAMES)
+    blocks = [components[start : start + _BLOCK_FRAMES] for start in starts]
+    return torch.cat([_block_codes(block, centroids) for block in blocks])
 
 
 def _block_codes(components: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
