@@ -23,7 +23,7 @@ from training.parrot.codec import (
     Codec,
     chosen_codes,
     fit_codec,
-    moved_to,
+    move_centroids,
 )
 from training.parrot.continuation import SHIPPED, take_apart
 from training.parrot.durations import fitted_merges, merged
@@ -257,7 +257,7 @@ def test_codes_chosen_together_are_nearer_than_one_after_the_other() -> None:
     assert nearer.mean() > 0
     assert (nearer > -1e-5).float().mean() > 0.95
 
-    left = moved_to(components, together, centroids)
+    left = move_centroids(components, together, centroids)
     torch.testing.assert_close(left.pow(2).sum(1), distance(together), atol=1e-4, rtol=1e-4)
     assert left.norm() < 0.9 * residual.norm()
 

@@ -84,7 +84,7 @@ def fit_codec(
     dropped = variance - components.pow(2).sum(1).mean()
     for index in range(rounds):
         codes = chosen_codes(components, centroids)
-        residual = moved_to(components, codes, centroids)
+        residual = move_centroids(components, codes, centroids)
         left = residual.pow(2).sum(1).mean() + dropped
         print(f"round {index}: {left / variance:.4f} of the variance left", flush=True)
     codec = Codec(mean, projection, centroids)
@@ -121,7 +121,7 @@ def _block_codes(components: torch.Tensor, centroids: torch.Tensor) -> torch.Ten
     codes = nearest[:, None, None]
     residual = (components - centroids[0][nearest])[:, None]
     for stage in centroids[1:]:
-        # [frames, beginnings, 256], less what all ways to end a frame have in common.
+        # Squared distances [frames, beginnings, 256].
         costs = residual.pow(2).sum(-1, keepdim=True) - 2 * residual @ stage.T + stage.pow(2).sum(1)
         best = costs.flatten(1).topk(_BEGINNINGS, largest=False).indices
         beginning, code = best // CODEBOOK_SIZE, best % CODEBOOK_SIZE
@@ -132,7 +132,7 @@ def _block_codes(components: torch.Tensor, centroids: torch.Tensor) -> torch.Ten
     return codes[:, 0]
 
 
-def moved_to(
+def move_centroids(
     components: torch.Tensor, codes: torch.Tensor, centroids: torch.Tensor, *, sweeps: int = 5
 ) -> torch.Tensor:
     """Moves centroids [16, 256, d] towards least squares for [frames, d] with codes [frames, 16].
