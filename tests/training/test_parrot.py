@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,29 @@ from training.parrot.codec import (
     CODEBOOK_SIZE,
     NUM_CODEBOOKS,
     NUM_COMPONENTS,
+    NUM_STAGES,
     Codec,
     chosen_codes,
     fit_codec,
+    load_codec,
     move_centroids,
+    save_codec,
 )
 from training.parrot.continuation import SHIPPED, take_apart
 from training.parrot.durations import fitted_merges, merged
 from training.parrot.held_out import OTHERS, SENTENCES, without_held_out, words
 from training.parrot.layers import dense_decoder, moe_decoder
-from training.parrot.optimisation import Cosine, TrainingRun, orthogonal
+from training.parrot.melody import NUM_MELODIES, UNVOICED, fitted_melodies, pitch, pulses
+from training.parrot.optimisation import Cosine, Muon, TrainingRun, orthogonal
 from training.parrot.prediction import aligned
-from training.parrot.quality import ends_cleanly, warped_distances, word_errors
+from training.parrot.quality import ends_cleanly, pitch_distance, warped_distances, word_errors
 from training.parrot.speech import (
+    COLUMN_SAMPLES,
+    COLUMNS_PER_FRAME,
     DELAY_FRAMES,
     FRAME_FEATURES,
     FRAME_SAMPLES,
     NUM_MELS,
-    PULSE_SAMPLES,
-    PULSES_PER_FRAME,
     SAMPLE_RATE,
     Part,
     Stretch,
@@ -51,7 +56,7 @@ from training.parrot.spoken_numbers import in_words
 from training.parrot.synthesis import Utterance
 from training.parrot.talker import Line, Script, SpeechModel
 from training.parrot.vocabulary import build_tokenizer, in_capitals, normalizer
-from training.parrot.workspace import Workspace, load
+from training.parrot.workspace import Workspace, load, save
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +161,12 @@ def test_a_drone_comes_out_with_a_pulse_at_each_place_of_the_grid(period: int) -
     source = pulse_train(period, 0.6)
     times = on_its_tokens(Stretch((), 2), a_word(2400.0, 12000.0, 5))
     mels, voicing = analysed(source, times)
-    assert mels.shape == (7 * PULSES_PER_FRAME, NUM_MELS)
-    assert (voicing[3 * PULSES_PER_FRAME :] > 0.8).all()
-    spoken = synthesised(mels, voicing)
+    assert mels.shape == (7 * COLUMNS_PER_FRAME, NUM_MELS)
+    assert (voicing[3 * COLUMNS_PER_FRAME :] > 0.8).all()
+    spoken = synthesised(mels, voicing, np.full(7, UNVOICED))
     assert len(spoken) == 7 * FRAME_SAMPLES
-    assert np.abs(spoken[: 2 * FRAME_SAMPLES - PULSE_SAMPLES]).max() < 1e-4
-    places = spoken[3 * FRAME_SAMPLES :].reshape(-1, PULSE_SAMPLES).argmax(1)
+    assert np.abs(spoken[: 2 * FRAME_SAMPLES - COLUMN_SAMPLES]).max() < 1e-4
+    places = spoken[3 * FRAME_SAMPLES :].reshape(-1, COLUMN_SAMPLES).argmax(1)
     assert np.ptp(places) <= 2
 
 
@@ -170,7 +175,8 @@ def test_noise_is_the_same_in_every_frame_and_as_loud_as_its_source() -> None:
     mels, voicing = analysed(source, on_its_tokens(a_word(2400.0, 40_800.0, 20)))
     assert voicing.mean() < 0.2
     steady = np.tile(mels.mean(0), (len(mels), 1))
-    spoken = synthesised(steady, np.zeros_like(voicing))[FRAME_SAMPLES:-FRAME_SAMPLES]
+    melodies = np.full(20, UNVOICED)
+    spoken = synthesised(steady, np.zeros_like(voicing), melodies)[FRAME_SAMPLES:-FRAME_SAMPLES]
     frames = spoken.reshape(-1, FRAME_SAMPLES)
     np.testing.assert_allclose(frames, frames[:1].repeat(len(frames), 0), atol=1e-5)
     # White noise up to 12 kHz; the voice ends at 11.
@@ -179,15 +185,79 @@ def test_noise_is_the_same_in_every_frame_and_as_loud_as_its_source() -> None:
 
 def test_silence_stays_silent() -> None:
     mels, voicing = analysed(np.zeros(24_000, np.float32), on_its_tokens(a_word(0.0, 24_000.0, 9)))
-    assert np.abs(synthesised(mels, voicing)).max() < 1e-4
+    assert np.abs(synthesised(mels, voicing, np.full(9, UNVOICED))).max() < 1e-4
+
+
+def steady_rates(*rates: float) -> np.ndarray:
+    return np.repeat(np.array(rates)[:, None], 4, 1)
+
+
+def test_a_melody_goes_where_the_pitch_goes_with_no_pulse_early_or_late() -> None:
+    rates = steady_rates(*np.linspace(10.0, 7.0, 40))
+    voiced = np.ones(40, bool)
+    melodies = fitted_melodies(rates, voiced)
+    spoken = pulses(melodies)
+    heard = 1 / np.diff(spoken.times)
+    wanted = np.interp(spoken.times[:-1], np.arange(40) + 0.5, rates[:, 0])
+    assert np.abs(heard - wanted).max() < 0.5
+    assert np.abs(np.diff(heard)).max() < 0.4
+    np.testing.assert_allclose(spoken.periods[:-1], np.diff(spoken.times), rtol=0.05)
+
+
+@pytest.mark.parametrize("melody", range(NUM_MELODIES))
+def test_each_melody_has_its_pulses_inside_its_frame(melody: int) -> None:
+    times = pulses(np.array([melody])).times
+    assert 6 <= len(times) <= 11
+    assert times[0] >= 0
+    assert times[-1] < 1
+
+
+def test_without_voice_there_is_no_melody_and_behind_it_a_period_begins() -> None:
+    voiced = np.array([True, False, True, True])
+    melodies = fitted_melodies(steady_rates(8.5, 8.5, 8.5, 8.5), voiced)
+    assert melodies[1] == UNVOICED
+    assert melodies[2] == melodies[0] != melodies[3]
+    assert pulses(melodies[1:3]).times[8] == 1.0
+
+
+def test_a_pitch_that_is_not_known_is_that_of_its_neighbours() -> None:
+    rates = steady_rates(8.0, np.nan, 8.0, 16.0, 8.0)
+    known = steady_rates(8.0, 8.0, 8.0, 8.0, 8.0)
+    voiced = np.ones(5, bool)
+    assert fitted_melodies(rates, voiced).tolist() == fitted_melodies(known, voiced).tolist()
+
+
+@pytest.mark.parametrize("hz", [80, 100, 125])
+@pytest.mark.parametrize("loudness", [1e-3, 1.0, 1e4])
+def test_the_pitch_is_found_however_loud_the_voice_is(hz: int, loudness: float) -> None:
+    voice = loudness * pulse_train(SAMPLE_RATE // hz, 0.5)
+    found = pitch(voice, SAMPLE_RATE, np.arange(1200, 10_000, 480))
+    np.testing.assert_allclose(found, hz, rtol=0.01)
+
+
+def test_neither_noise_nor_silence_has_a_pitch() -> None:
+    assert np.isnan(pitch(np.zeros(12_000), SAMPLE_RATE, np.array([3000, 6000]))).all()
+    noise = np.random.default_rng(0).normal(size=12_000)
+    assert np.isnan(pitch(noise, SAMPLE_RATE, np.array([3000, 6000]))).all()
+
+
+@pytest.mark.parametrize("rate", [6.5, 8.0, 10.0])
+def test_a_voice_is_as_loud_on_every_pitch(rate: float) -> None:
+    mels, voicing = analysed(pulse_train(240, 1.0), on_its_tokens(a_word(2400.0, 21_600.0, 10)))
+    melodies = fitted_melodies(steady_rates(*[rate] * 10), np.ones(10, bool))
+    spoken = synthesised(mels, np.ones_like(voicing), melodies)[FRAME_SAMPLES:-FRAME_SAMPLES]
+    level = synthesised(mels, np.ones_like(voicing), np.full(10, UNVOICED))
+    assert float(spoken.std()) == pytest.approx(
+        float(level[FRAME_SAMPLES:-FRAME_SAMPLES].std()), rel=0.05
+    )
 
 
 def test_vowels_give_way_before_plosives() -> None:
     burst, vowel = Part(0.0, 1920.0, 0.15), Part(1920.0, 5760.0, 1.0)
     times = on_its_tokens(Stretch((burst, vowel), 5))
-    assert len(times) == 5 * PULSES_PER_FRAME
+    assert len(times) == 5 * COLUMNS_PER_FRAME
     assert (np.diff(times) > 0).all()
-    in_burst = int((times < 1920).sum()) * PULSE_SAMPLES
+    in_burst = int((times < 1920).sum()) * COLUMN_SAMPLES
     assert 1920 < in_burst < 1920 * 5 / 3
     assert np.isnan(on_its_tokens(Stretch((), 1))).all()
 
@@ -221,9 +291,12 @@ def test_words_as_long_as_their_tokens_stay_where_they_are() -> None:
 
 
 def test_predicted_frames_stand_where_they_are_about_the_true_sound() -> None:
-    true = np.array([[1, 10], [2, 20], [3, 30]], np.uint8)
-    spoken = np.array([[1, 11], [1, 12], [3, 30]], np.uint8)
-    assert aligned(spoken, true).tolist() == [[1, 11], [2, 20], [3, 30]]
+    true = np.arange(3 * NUM_CODEBOOKS, dtype=np.uint8).reshape(3, NUM_CODEBOOKS)
+    spoken = true + 1
+    spoken[[0, 2], 0] = true[[0, 2], 0]
+    expected = np.stack([spoken[0], true[1], spoken[2]])
+    expected[:, NUM_STAGES] = true[:, NUM_STAGES]
+    assert aligned(spoken, true).tolist() == expected.tolist()
 
 
 def test_each_stage_of_the_codec_comes_nearer() -> None:
@@ -232,8 +305,8 @@ def test_each_stage_of_the_codec_comes_nearer() -> None:
     features += torch.randn(2000, FRAME_FEATURES)
     codec = fit_codec(features)
     codes = codec.encode(features)
-    assert codes.shape == (2000, NUM_CODEBOOKS)
-    errors = [float((codec.decode(codes[:, :n]) - features).norm()) for n in (1, 2, 4, 16)]
+    assert codes.shape == (2000, NUM_STAGES)
+    errors = [float((codec.decode(codes[:, :n]) - features).norm()) for n in (1, 2, 4, 15)]
     assert errors == sorted(errors, reverse=True)
 
 
@@ -273,7 +346,19 @@ def test_a_codec_fitted_anew_keeps_what_its_codes_mean() -> None:
     assert kept[0] > 0.95
     assert kept[1:4].min() > 0.5
     anew = fit_codec(shifted).encode(shifted)
-    assert (codes == anew).float().mean(0)[:4].max() < 0.1
+    assert (codes == anew)[:, 0].float().mean() < 0.1
+
+
+def test_a_codec_of_other_features_is_refused(tmp_path: Path) -> None:
+    codec = a_codec()
+    save_codec(tmp_path / "codec.pt", codec)
+    assert load_codec(tmp_path / "codec.pt").centroids.equal(codec.centroids)
+    content = load(tmp_path / "codec.pt")
+    save(tmp_path / "lighter.pt", **{**content, "voicing_weight": 3.0})
+    save_codec(tmp_path / "longer.pt", replace(codec, centroids=codec.centroids[[*range(15), 0]]))
+    for name in ("lighter.pt", "longer.pt"):
+        with pytest.raises(ValueError, match=r"must be \(12\.0, 15\)"):
+            load_codec(tmp_path / name)
 
 
 # ---- training ----------------------------------------------------------------------------------
@@ -294,6 +379,18 @@ def test_a_muon_step_goes_equally_far_in_every_direction(shape: tuple[int, int, 
     singular = torch.linalg.svdvals(orthogonal(matrices))
     assert singular.max() < 1.3
     assert singular.median() > 0.6
+
+
+def test_a_muon_step_takes_a_convolution_as_one_matrix() -> None:
+    generator = torch.Generator().manual_seed(0)
+    kernel = torch.nn.Parameter(torch.zeros(8, 4, 7))
+    kernel.grad = torch.randn(8, 4, 7, generator=generator)
+    muon = Muon([kernel], scale=1.0, kernels=True)
+    for group in muon.param_groups:
+        group["lr"] = 1.0
+    muon.step()
+    singular = torch.linalg.svdvals(kernel.detach().flatten(1))
+    assert singular.min() > 0.5 * singular.max() > 0
 
 
 def trained(path: Path, name: str, stop_at: int) -> TrainingRun:
@@ -344,7 +441,7 @@ def a_model(tokenizer: Tokenizer) -> SpeechModel:
 
 def a_codec() -> Codec:
     generator = torch.Generator().manual_seed(0)
-    centroids = torch.randn(NUM_CODEBOOKS, CODEBOOK_SIZE, NUM_COMPONENTS, generator=generator)
+    centroids = torch.randn(NUM_STAGES, CODEBOOK_SIZE, NUM_COMPONENTS, generator=generator)
     projection = torch.eye(FRAME_FEATURES)[:, :NUM_COMPONENTS]
     return Codec(torch.zeros(FRAME_FEATURES), projection, centroids)
 
@@ -433,6 +530,13 @@ def test_warping_finds_the_slower_reading_of_the_same_text() -> None:
         distances = warped_distances(slower.astype(np.float32), references)
         assert int(distances.argmin()) == index
         assert warped_distances(reference, references)[index] == pytest.approx(0, abs=1e-4)
+
+
+def test_a_pitch_is_a_semitone_away_from_the_next() -> None:
+    low, high = pulse_train(254, 1.0), pulse_train(240, 1.0)
+    assert pitch_distance(low, low) == 0
+    assert pitch_distance(low, high) == pytest.approx(1.0, abs=0.1)
+    assert np.isnan(pitch_distance(low, np.zeros_like(low)))
 
 
 def test_a_voice_that_is_cut_off_does_not_end_cleanly() -> None:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe
 
 from training.parrot.architecture import parrot_config
-from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, Codec, load_codec
-from training.parrot.optimisation import Cosine, TrainingRun
+from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, NUM_STAGES, Codec, load_codec
+from training.parrot.optimisation import Cosine, Muon, TrainingRun
 from training.parrot.speech import FRAME_SAMPLES
 from training.parrot.synthesis import load_utterances
 from training.parrot.workspace import argument_parser, load, open_workspace
@@ -78,8 +78,11 @@ def init_code2wav(model: Any, codec: Codec, sample: Tensor) -> None:
         elif isinstance(module, modeling.Qwen3OmniMoeConvNeXtBlock):
             module.gamma.data.fill_(0.1)
     width = model.config.hidden_size
-    # The last components, which matter least, find no room here.
+    # The last components, which matter least, find no room here. Of melodies no component says
+    # anything; they are as loud as code 0, since faint ones are learnt far later (README).
     components = codec.centroids.flatten(0, 1)[:, :width]
+    melodies = torch.randn(CODEBOOK_SIZE, width) * components[:CODEBOOK_SIZE].std()
+    components = torch.cat([components, melodies])
     embeddings = components @ torch.linalg.qr(torch.randn(width, width))[0]
     scale = (codec.centroids[0].pow(2).sum(1).mean() / width).sqrt()
     # The model takes the mean over codebooks; their sum is the mel spectrum.
@@ -142,11 +145,20 @@ def _spectrum(wave: Tensor, window: int, hop: int) -> Tensor:
     return torch.stft(wave, window, hop, window, shape, center=False, return_complex=True).abs()
 
 
+def dense_kernels(model: Any) -> list[Tensor]:
+    """What Muon trains: all convolutions but those that keep their channels apart, and matrices."""
+    return [
+        weight
+        for name, weight in model.named_parameters()
+        if weight.dim() >= 2 and "embedding" not in name and "dwconv" not in name
+    ]
+
+
 class Crops:
     """Random crops of codes [b, 16, frames] and their waves [b, samples].
 
     `predicted_share` of them have the Talker's codes, which only the first waves need to have; in
-    some of the others the last codebooks are random: the Talker predicts those worst.
+    some of the others the last codebooks of the sound are random: the Talker predicts those worst.
     """
 
     def __init__(
@@ -189,8 +201,8 @@ class Crops:
 
     def _blurred(self, codes: Tensor) -> Tensor:
         codes = codes.clone()
-        first = self._rng.randint(5, NUM_CODEBOOKS)
-        tail = codes[:, first:]
+        first = self._rng.randint(5, NUM_STAGES)
+        tail = codes[:, first:NUM_STAGES]
         wrong = torch.rand(tail.shape, generator=self._generator) < 0.7
         tail[wrong] = torch.randint(CODEBOOK_SIZE, (int(wrong.sum()),), generator=self._generator)
         return codes
@@ -202,7 +214,7 @@ def load_predicted_codes(path: Path) -> list[Tensor]:
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--steps", type=int, default=None, help="1800, and then 600")
+    parser.add_argument("--steps", type=int, default=None, help="4000, and then 2500")
     parser.add_argument("--peak", type=float, default=None, help="learning rate: 1e-3, then 6e-4")
     parser.add_argument("--batch-size", type=int, default=6)
     parser.add_argument("--predicted-share", type=float, default=0.6)
@@ -225,12 +237,18 @@ def main() -> None:
         whole = [codes for codes in true_codes[_HELD_OUT:] if len(codes) > 20]
         sample = torch.stack([codes[5:19].T for codes in whole[:6]])
         init_code2wav(model, load_codec(workspace.codec), sample)
-    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.8, 0.95), weight_decay=0.0)
-    name, steps, peak = ("predicted codes", 600, 6e-4)
+    kernels = dense_kernels(model)
+    taken = {id(weight) for weight in kernels}
+    others = [weight for weight in model.parameters() if id(weight) not in taken]
+    optimizers = {
+        "muon": Muon(kernels, scale=1.0, kernels=True),
+        "adamw": torch.optim.AdamW(others, betas=(0.8, 0.95), weight_decay=0.0),
+    }
+    name, steps, peak = ("predicted codes", 2500, 6e-4)
     if options.true_codes_only:
-        name, steps, peak = ("true codes", 1800, 1e-3)
+        name, steps, peak = ("true codes", 4000, 1e-3)
     cosine = Cosine(options.peak or peak, options.steps or steps, warmup_steps=100)
-    run = TrainingRun(workspace.code2wav, name, model, {"optimizer": adamw}, cosine, max_norm=3.0)
+    run = TrainingRun(workspace.code2wav, name, model, optimizers, cosine, max_norm=3.0)
     crops = Crops(
         true_codes,
         predicted,

@@ -1,9 +1,9 @@
 """Step 4: the codec, 16 codes of 256 per 80 ms frame.
 
 A frame's features (8 columns of 64 log-mels and 3 voicings) are projected to 240 principal
-components and quantised in 16 stages, each by k-means on what the stages before it left over; then
+components and quantised in 15 stages, each by k-means on what the stages before it left over; then
 the stages are fitted anew to the codes that are chosen together. Code 0 is the coarse sound, the
-last ones are detail.
+later ones are detail. The last code of a frame is its melody, which needs no fitting.
 """
 
 from __future__ import annotations
@@ -15,11 +15,19 @@ import torch
 from tokenizers import Tokenizer
 
 from training.parrot.espeak import Espeak
-from training.parrot.speech import NUM_BANDS, NUM_MELS, VOICING_WEIGHT, speak_on_grid
+from training.parrot.speech import (
+    NUM_BANDS,
+    NUM_MELS,
+    VOICING_WEIGHT,
+    GridSpeech,
+    speak_on_grid,
+)
 from training.parrot.workspace import argument_parser, load, open_workspace, save
 
 CODEBOOK_SIZE = 256
 NUM_CODEBOOKS = 16
+# All but the melody's.
+NUM_STAGES = NUM_CODEBOOKS - 1
 # Fewer cost bursts: they are a small part of the variance, and differ in where they lie.
 NUM_COMPONENTS = 240
 
@@ -35,26 +43,49 @@ DECIBELS = 4.343
 
 @dataclass(frozen=True)
 class Codec:
-    """`mean` [FRAME_FEATURES], `projection` [FRAME_FEATURES, 240], `centroids` [16, 256, 240]."""
+    """`mean` [FRAME_FEATURES], `projection` [FRAME_FEATURES, 240], `centroids` [15, 256, 240]."""
 
     mean: torch.Tensor
     projection: torch.Tensor
     centroids: torch.Tensor
 
+    def codes_of(self, speech: GridSpeech) -> torch.Tensor:
+        """Codes int64 [frames, 16] of a whole utterance."""
+        sound = self.encode(torch.from_numpy(speech.features))
+        return torch.cat([sound, torch.from_numpy(speech.melodies).long()[:, None]], 1)
+
     def encode(self, features: torch.Tensor) -> torch.Tensor:
-        """Codes int64 [frames, 16] of features [frames, FRAME_FEATURES]."""
+        """Codes int64 [frames, 15] of features [frames, FRAME_FEATURES]."""
         return chosen_codes((features - self.mean) @ self.projection, self.centroids)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Features [frames, FRAME_FEATURES] of codes [frames, up to 16]."""
+        """Features [frames, FRAME_FEATURES] of codes [frames, up to 15]."""
         stages = enumerate(self.centroids[: codes.shape[1]])
         components = torch.stack([centroids[codes[:, stage]] for stage, centroids in stages])
         return components.sum(0) @ self.projection.T + self.mean
 
 
+def save_codec(path: Path, codec: Codec) -> None:
+    save(
+        path,
+        mean=codec.mean,
+        projection=codec.projection,
+        centroids=codec.centroids,
+        voicing_weight=VOICING_WEIGHT,
+    )
+
+
 def load_codec(path: Path) -> Codec:
+    """Raises ValueError if it is a codec of other features or of other codes."""
     content = load(path)
-    return Codec(*(content[name].float() for name in ("mean", "projection", "centroids")))
+    codec = Codec(*(content[name].float() for name in ("mean", "projection", "centroids")))
+    made_for = (content["voicing_weight"], len(codec.centroids))
+    if made_for != (VOICING_WEIGHT, NUM_STAGES):
+        raise ValueError(
+            f"{path}: voicing weight and stages are {made_for}, "
+            f"must be {(VOICING_WEIGHT, NUM_STAGES)}: delete it, and `codec` fits it anew"
+        )
+    return codec
 
 
 def fit_codec(
@@ -96,9 +127,9 @@ def fit_codec(
 
 
 def _fitted_in_stages(components: torch.Tensor) -> torch.Tensor:
-    """Centroids [16, 256, d]: each stage fits what the one before it left of [frames, d]."""
+    """Centroids [15, 256, d]: each stage fits what the one before it left of [frames, d]."""
     stages = []
-    for stage in range(NUM_CODEBOOKS):
+    for stage in range(NUM_STAGES):
         some = components[torch.randperm(len(components))[:CODEBOOK_SIZE]]
         centroids, nearest = k_means(components, some, rounds=30 if stage == 0 else 15)
         components = components - centroids[nearest]
@@ -107,7 +138,7 @@ def _fitted_in_stages(components: torch.Tensor) -> torch.Tensor:
 
 
 def chosen_codes(components: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
-    """Codes int64 [frames, 16] whose centroids [16, 256, d] sum to nearly [frames, d].
+    """Codes int64 [frames, 15] whose centroids [15, 256, d] sum to nearly [frames, d].
 
     A beam search, except that code 0 is the nearest: the Talker is to find one name for a sound.
     """
@@ -135,7 +166,7 @@ def _block_codes(components: torch.Tensor, centroids: torch.Tensor) -> torch.Ten
 def move_centroids(
     components: torch.Tensor, codes: torch.Tensor, centroids: torch.Tensor, *, sweeps: int = 5
 ) -> torch.Tensor:
-    """Moves centroids [16, 256, d] towards least squares for [frames, d] with codes [frames, 16].
+    """Moves centroids [15, 256, d] towards least squares for [frames, d] with codes [frames, 15].
 
     Returns what is left of the components [frames, d].
     """
@@ -194,7 +225,7 @@ def main() -> None:
     print(f"{len(features)} of {len(lines)} lines, {sum(map(len, features))} frames", flush=True)
     start = None if options.start is None else load_codec(options.start)
     codec = fit_codec(torch.cat(features), start=start)
-    save(workspace.codec, mean=codec.mean, projection=codec.projection, centroids=codec.centroids)
+    save_codec(workspace.codec, codec)
 
 
 if __name__ == "__main__":

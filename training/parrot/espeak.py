@@ -1,7 +1,7 @@
 """espeak-ng through its C library: text in, sound and the times of words and phonemes out.
 
-The voice is used as a drone: pitch range 0, near the 100 Hz at which speech.py builds it anew. The
-library has one global state; a process holds one `Espeak`.
+The voice is used as a drone, on one pitch, whose envelopes are analysed, and with its intonation,
+for its pitch. The library has one global state; a process holds one `Espeak`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _RATE, _PITCH, _RANGE, _WORD_GAP = 1, 3, 4, 7
 _EVENT_END, _EVENT_WORD, _EVENT_PHONEME = 0, 1, 7
 _CHARS_UTF8 = 1
 
-# 95 to 110 Hz, near the 100 Hz that speech.py makes of it; at 150 words a minute a word's
-# letters and its frames are closest in number.
+# 95 to 110 Hz; at 150 words a minute a word's letters and its frames are closest in number.
 DRONE_PITCH = 63
 NATURAL_PITCH, NATURAL_RANGE = 50, 50
 WORDS_PER_MINUTE = 150
@@ -102,12 +101,12 @@ class Espeak:
         self.drone()
 
     def drone(self) -> None:
-        """The training voice, on one pitch."""
+        """The voice on one pitch."""
         self._set(_PITCH, DRONE_PITCH)
         self._set(_RANGE, 0)
 
     def natural(self) -> None:
-        """The voice as espeak-ng has it, for comparison."""
+        """The voice with its intonation, as espeak-ng has it."""
         self._set(_PITCH, NATURAL_PITCH)
         self._set(_RANGE, NATURAL_RANGE)
 

@@ -26,7 +26,8 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose step is made orthogonal: every direction of a matrix learns equally fast.
 
     Takes matrices [rows, columns] and stacks of them [n, rows, columns]; those of one shape are
-    orthogonalised together. At the same rate the step is as large as AdamW's, times `scale`.
+    orthogonalised together. With `kernels` three dimensions are a convolution's instead, one matrix
+    [channels, others x taps]. At the same rate the step is as large as AdamW's, times `scale`.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Muon(torch.optim.Optimizer):
         scale: float = 2.0,
         momentum: float = 0.95,
         weight_decay: float = 0.03,
+        kernels: bool = False,
     ) -> None:
         super().__init__(list(matrices), {"lr": 0.0, "scale": scale})
+        self._kernels = kernels
         self._momentum = momentum
         self._weight_decay = weight_decay
 
@@ -53,7 +56,8 @@ class Muon(torch.optim.Optimizer):
                 state["momentum"] = torch.zeros_like(matrix)
             state["momentum"].lerp_(matrix.grad, 1 - self._momentum)
             looking_ahead = matrix.grad.lerp(state["momentum"], self._momentum)
-            by_shape[matrix.shape[-2:]].append((matrix, looking_ahead))
+            shape = looking_ahead.flatten(1).shape if self._kernels else matrix.shape[-2:]
+            by_shape[shape].append((matrix, looking_ahead))
         for shape, members in by_shape.items():
             stacked = torch.cat([update.reshape(-1, *shape) for _, update in members])
             steps = orthogonal(stacked) * (0.2 * max(shape) ** 0.5)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from stretto.api import Omni
+from training.parrot.codec import NUM_STAGES
 from training.parrot.synthesis import load_utterances
 from training.parrot.workspace import argument_parser, open_workspace, save
 
@@ -45,8 +46,13 @@ def main() -> None:
 
 
 def aligned(spoken: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Codes uint8 [frames, 16]: the spoken frames that sound as the true ones do, else the true."""
-    return np.where(spoken[:, :1] == true[:, :1], spoken, true)
+    """Codes uint8 [frames, 16]: the spoken frames that sound as the true ones do, else the true.
+
+    The melodies are all true: the wave that they are held against has those.
+    """
+    codes = np.where(spoken[:, :1] == true[:, :1], spoken, true)
+    codes[:, NUM_STAGES:] = true[:, NUM_STAGES:]
+    return codes
 
 
 if __name__ == "__main__":

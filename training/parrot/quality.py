@@ -3,7 +3,7 @@
 Four voices say the same sentences, so that each figure has something to be held against:
 
     espeak    espeak-ng as it is, with its intonation
-    target    what the Talker is trained towards: the drone on the frame grid
+    target    what the Talker is trained towards: espeak-ng on the frame grid
     codec     the target's codes through the checkpoint's Code2Wav: the best it could say
     parrot    the sentence as text through stretto
 
@@ -30,6 +30,7 @@ from stretto.audio import save_wav
 from training.parrot.codec import DECIBELS, load_codec
 from training.parrot.espeak import Espeak
 from training.parrot.held_out import OTHERS, SENTENCES, words
+from training.parrot.melody import pitch
 from training.parrot.speech import (
     SAMPLE_RATE,
     GridSpeech,
@@ -40,7 +41,7 @@ from training.parrot.workspace import Workspace, argument_parser, open_workspace
 
 _RECOGNISER_RATE = 16_000
 # A voice is compared in columns of 40 ms.
-_POOLED_PULSES = 4
+_POOLED_COLUMNS = 4
 # Speech has ended when its last 40 ms are this much quieter than its loudest.
 _ENDING_DB = 30.0
 _FEWEST_SECONDS = 0.3
@@ -54,6 +55,7 @@ class Voice:
     sentences: list[str]
     waves: list[np.ndarray]
     ended_itself: list[bool]
+    on_the_grid: bool = True
     seconds_of_work: float | None = None
 
 
@@ -68,6 +70,7 @@ class Figures:
     clean_endings: float
     duration_ratio: float
     mel_distance_db: float
+    pitch_distance: float | None
     real_time_factor: float | None
 
 
@@ -115,8 +118,8 @@ def spelled_alike(text: str) -> str:
 def compared_mels(wave: np.ndarray) -> np.ndarray:
     """Mean log-mels per 40 ms between the first sound and the last: [columns, mels]."""
     mels = log_mels(wave)
-    mels = mels[: len(mels) // _POOLED_PULSES * _POOLED_PULSES]
-    pooled = mels.reshape(-1, _POOLED_PULSES, mels.shape[1]).mean(1)
+    mels = mels[: len(mels) // _POOLED_COLUMNS * _POOLED_COLUMNS]
+    pooled = mels.reshape(-1, _POOLED_COLUMNS, mels.shape[1]).mean(1)
     loud = np.nonzero(pooled.mean(1) > pooled.mean(1).max() - 6.0)[0]
     return np.asarray(pooled[loud[0] : loud[-1] + 1])
 
@@ -147,6 +150,14 @@ def warped_distances(spoken: np.ndarray, references: Sequence[np.ndarray]) -> np
     return np.asarray(ends / (rows + lengths) * DECIBELS)
 
 
+def pitch_distance(wave: np.ndarray, reference: np.ndarray) -> float:
+    """Mean distance in semitones where both waves, spoken at one pace, have a pitch; else NaN."""
+    times = np.arange(0, min(len(wave), len(reference)), SAMPLE_RATE // 50)
+    ours, theirs = (pitch(each, SAMPLE_RATE, times) for each in (wave, reference))
+    apart = np.abs(12 * np.log2(ours / theirs))
+    return float(apart[~np.isnan(apart)].mean()) if not np.isnan(apart).all() else float("nan")
+
+
 def ends_cleanly(wave: np.ndarray) -> bool:
     """Whether the voice has died away at the end instead of being cut."""
     block = SAMPLE_RATE // 25
@@ -162,7 +173,7 @@ def judge(voice: Voice, targets: Voice, recogniser: Recogniser, folder: Path) ->
     folder.mkdir(parents=True, exist_ok=True)
     references = [compared_mels(wave) for wave in targets.waves]
     errors, right, identified, endings = 0, 0, 0, 0
-    distances, ratios, heard_lines = [], [], []
+    distances, ratios, pitches, heard_lines = [], [], [], []
     for index, (sentence, wave) in enumerate(zip(voice.sentences, voice.waves, strict=True)):
         heard = recogniser.hear(wave)
         wrong = word_errors(sentence, heard)
@@ -173,6 +184,7 @@ def judge(voice: Voice, targets: Voice, recogniser: Recogniser, folder: Path) ->
         distances.append(float(apart[index]))
         endings += voice.ended_itself[index] and ends_cleanly(wave)
         ratios.append(len(wave) / len(targets.waves[index]))
+        pitches.append(pitch_distance(wave, targets.waves[index]))
         heard_lines.append(f"{wrong}\t{sentence}\t{heard}\n")
         save_wav(folder / f"{index:02}.wav", wave, SAMPLE_RATE)
     (folder / "heard.tsv").write_text("".join(heard_lines))
@@ -186,6 +198,7 @@ def judge(voice: Voice, targets: Voice, recogniser: Recogniser, folder: Path) ->
         clean_endings=endings / len(voice.sentences),
         duration_ratio=float(np.mean(ratios)),
         mel_distance_db=float(np.mean(distances)),
+        pitch_distance=float(np.nanmean(pitches)) if voice.on_the_grid else None,
         real_time_factor=None if work is None else work / spoken_s,
     )
 
@@ -201,7 +214,7 @@ def espeak_voice(espeak: Espeak, sentences: list[str]) -> Voice:
         for sentence in sentences
     ]
     espeak.drone()
-    return Voice("espeak", sentences, waves, [True] * len(waves))
+    return Voice("espeak", sentences, waves, [True] * len(waves), on_the_grid=False)
 
 
 def target_speech(espeak: Espeak, tokenizer: Tokenizer, sentences: list[str]) -> list[GridSpeech]:
@@ -226,9 +239,8 @@ def codec_voice(
     codec = load_codec(workspace.codec)
     waves = []
     for speech in targets:
-        codes = codec.encode(torch.from_numpy(speech.features))
         with torch.inference_mode():
-            waves.append(model.code2wav(codes.T[None])[0, 0].numpy())
+            waves.append(model.code2wav(codec.codes_of(speech).T[None])[0, 0].numpy())
     return Voice("codec", sentences, waves, [True] * len(waves))
 
 
@@ -244,7 +256,7 @@ def parrot_voice(checkpoint: Path, cache: Path, sentences: list[str]) -> Voice:
             if answer.text != sentence:
                 print(f"{sentence!r} came back as {_difference(sentence, answer.text)}")
         seconds = time.monotonic() - began
-    return Voice("parrot", sentences, waves, ended, seconds)
+    return Voice("parrot", sentences, waves, ended, seconds_of_work=seconds)
 
 
 def _difference(said: str, text: str) -> str:
@@ -253,6 +265,9 @@ def _difference(said: str, text: str) -> str:
 
 
 def table(rows: Iterable[Figures]) -> str:
+    def optional(figure: float | None) -> str:
+        return "" if figure is None else f"{figure:.2f}"
+
     columns: list[tuple[str, Callable[[Figures], str]]] = [
         ("voice", lambda row: row.voice),
         ("WER", lambda row: f"{row.word_error_rate:.3f}"),
@@ -261,7 +276,8 @@ def table(rows: Iterable[Figures]) -> str:
         ("clean endings", lambda row: f"{row.clean_endings:.0%}"),
         ("duration", lambda row: f"{row.duration_ratio:.2f}"),
         ("mel distance", lambda row: f"{row.mel_distance_db:.2f} dB"),
-        ("RTF", lambda row: "" if row.real_time_factor is None else f"{row.real_time_factor:.2f}"),
+        ("pitch", lambda row: optional(row.pitch_distance)),
+        ("RTF", lambda row: optional(row.real_time_factor)),
     ]
     lines = [
         "| " + " | ".join(name for name, _ in columns) + " |",

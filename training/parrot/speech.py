@@ -1,20 +1,21 @@
-"""Speech on the frame grid: espeak's drone, warped word by word and rebuilt at 100 Hz.
+"""Speech on the frame grid: espeak's drone, warped word by word and rebuilt with its intonation.
 
 Every text token is one frame of 80 ms, said `DELAY_FRAMES` later, and the wave is a function of
 what the codec encodes, and of nothing else:
 
     tokens    H   e   l   l   o   ,   y   o   u
     frames    _   _   _   _  [h   e   l   l   o] [,] [y   o   u]
-    pulses                    |||||||| 8 a frame, 240 samples apart
+    columns                   |||||||| 8 a frame, 240 samples apart
 
 No word takes exactly its tokens' time. So its borders give way, half a frame as a rule: a word that
 is short of time begins in its neighbour's, and speech keeps an even pace.
 
-At each pulse of the grid the drone is analysed, at the warped time, into a spectral envelope and
-how periodic it is in three bands. From these alone the voice is built anew: the envelope's
+At each column of the grid the drone is analysed, at the warped time, into a spectral envelope and
+how periodic it is in three bands; the pitch is that of espeak's own intonation, rounded to a
+melody for each frame (melody.py). From these alone the voice is built anew: the envelope's
 minimum-phase response at every pulse, and noise of the same envelope, always the same noise in
-every frame. (A source-filter vocoder in the manner of WORLD, Morise et al. 2016, with its period
-fixed.) So Code2Wav has nothing to guess.
+every frame. (A source-filter vocoder in the manner of WORLD, Morise et al. 2016.) So Code2Wav has
+nothing to guess.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ import soxr
 from tokenizers import Tokenizer
 
 from training.parrot.durations import timed_words
-from training.parrot.espeak import Espeak, PhonemeEvent
+from training.parrot.espeak import Espeak, PhonemeEvent, Utterance
+from training.parrot.melody import fitted_melodies, pitch, pulses
 
 SAMPLE_RATE = 24_000
 FRAME_SAMPLES = 1920
-PULSE_SAMPLES = 240
-PULSES_PER_FRAME = FRAME_SAMPLES // PULSE_SAMPLES
+COLUMN_SAMPLES = 240
+COLUMNS_PER_FRAME = FRAME_SAMPLES // COLUMN_SAMPLES
 # How much text the Talker has read when it begins to say a token; and the silence before speech.
 DELAY_FRAMES = 4
 
@@ -41,7 +43,7 @@ NUM_MELS = 64
 # How periodic the voice is below 1.5 kHz, up to 3.5 kHz and above.
 _BAND_EDGES_HZ = (0.0, 1500.0, 3500.0, SAMPLE_RATE / 2)
 NUM_BANDS = len(_BAND_EDGES_HZ) - 1
-FRAME_FEATURES = PULSES_PER_FRAME * (NUM_MELS + NUM_BANDS)
+FRAME_FEATURES = COLUMNS_PER_FRAME * (NUM_MELS + NUM_BANDS)
 # What a wrongly voiced band costs the codec beside a wrong mel: words are lost by it (README).
 VOICING_WEIGHT = 12.0
 
@@ -69,6 +71,8 @@ _PERIOD_WINDOW = 720
 # The drone's own period is near 240 samples.
 _LAGS = np.arange(210, 263)
 _NOISE, _VOICE = 0.35, 0.85
+# A frame with less voice than this at its best has no melody.
+_VOICED = 0.2
 _MARGIN = 2400
 _GAIN = 0.7
 
@@ -100,29 +104,34 @@ class Stretch:
 
 @dataclass(frozen=True)
 class GridSpeech:
-    """Speech on m = n + DELAY_FRAMES frames, 8 m pulses.
+    """Speech on m = n + DELAY_FRAMES frames, 8 m columns.
 
-    `token_ids` [n]; log-mel powers `mels` [8 m, NUM_MELS] and `voicing` [8 m, NUM_BANDS].
+    `token_ids` [n]; log-mel powers `mels` [8 m, NUM_MELS], `voicing` [8 m, NUM_BANDS] and
+    `melodies` uint8 [m].
     """
 
     token_ids: list[int]
     mels: np.ndarray
     voicing: np.ndarray
+    melodies: np.ndarray
 
     @property
     def features(self) -> np.ndarray:
-        """What the codec encodes: float32 [m, FRAME_FEATURES]."""
+        """What the codec encodes beside the melodies: float32 [m, FRAME_FEATURES]."""
         features = np.concatenate([self.mels, VOICING_WEIGHT * self.voicing], 1)
         return features.astype(np.float32).reshape(-1, FRAME_FEATURES)
 
     def samples(self) -> np.ndarray:
         """The sound: float32 [m x 1920]."""
-        return synthesised(self.mels, self.voicing)
+        return synthesised(self.mels, self.voicing, self.melodies)
 
 
 def speak_on_grid(espeak: Espeak, tokenizer: Tokenizer, text: str) -> GridSpeech | None:
     """The text's tokens and its speech; None if espeak and tokenizer cannot be brought together."""
     utterance = espeak.say(text)
+    espeak.natural()
+    intoned = espeak.say(text)
+    espeak.drone()
     encoding = tokenizer.encode(text)
     if len(utterance.samples) < _SHORTEST_UTTERANCE_SAMPLES or not utterance.words:
         return None
@@ -130,6 +139,8 @@ def speak_on_grid(espeak: Espeak, tokenizer: Tokenizer, text: str) -> GridSpeech
         return None
     positions = [word.text_position for word in utterance.words]
     if any(later <= earlier for earlier, later in pairwise(positions)):
+        return None
+    if len(intoned.phonemes) != len(utterance.phonemes):
         return None
 
     words = timed_words(utterance, text)
@@ -177,7 +188,25 @@ def speak_on_grid(espeak: Espeak, tokenizer: Tokenizer, text: str) -> GridSpeech
     # Minimum-phase pulses are sharper than espeak's own.
     drone = _GAIN * utterance.samples.astype(np.float32) / 32768
     source = soxr.resample(drone, espeak.sample_rate, SAMPLE_RATE)
-    return GridSpeech(encoding.ids, *analysed(source, source_times(stretches, borders)))
+    times = source_times(stretches, borders)
+    mels, voicing = analysed(source, times)
+    rates = _pitch_rates(utterance, intoned, times / scale, espeak.sample_rate)
+    is_voiced = voicing[:, 0].reshape(-1, COLUMNS_PER_FRAME).max(1) > _VOICED
+    return GridSpeech(encoding.ids, mels, voicing, fitted_melodies(rates, is_voiced))
+
+
+def _pitch_rates(drone: Utterance, intoned: Utterance, times: np.ndarray, rate: int) -> np.ndarray:
+    """Pulses a frame, [frames, 2], that espeak has at two of each frame's `times` [columns].
+
+    `times` are samples of the drone, of which each phoneme begins a little earlier or later with
+    intonation; NaN is silence, or no clear pitch.
+    """
+    ours, theirs = (np.array([each.sample for each in one.phonemes]) for one in (drone, intoned))
+    times = times[2::4]
+    silent = np.isnan(times)
+    heard = np.interp(np.where(silent, 0, times), ours, theirs)
+    hz = np.where(silent, np.nan, pitch(intoned.samples, rate, heard))
+    return (hz * FRAME_SAMPLES / SAMPLE_RATE).reshape(-1, COLUMNS_PER_FRAME // 4)
 
 
 def _parts(
@@ -242,18 +271,18 @@ def fitted_borders(stretches: Sequence[Stretch]) -> np.ndarray:
 
 
 def source_times(stretches: Sequence[Stretch], borders: np.ndarray) -> np.ndarray:
-    """For each pulse of the grid the source sample that is heard there, NaN in silence.
+    """For each column of the grid the source sample that is heard there, NaN in silence.
 
     `borders` [stretches]: where on the grid each ends, in samples.
     """
     frames = sum(stretch.frames for stretch in stretches)
-    pulses = np.arange(frames * PULSES_PER_FRAME) * float(PULSE_SAMPLES)
-    times = np.full(len(pulses), np.nan)
+    columns = np.arange(frames * COLUMNS_PER_FRAME) * float(COLUMN_SAMPLES)
+    times = np.full(len(columns), np.nan)
     begins = 0.0
     for stretch, ends in zip(stretches, borders, strict=True):
         if stretch.parts:
-            inside = slice(*np.searchsorted(pulses, (begins, ends)))
-            times[inside] = _heard(stretch.parts, ends - begins, pulses[inside] - begins)
+            inside = slice(*np.searchsorted(columns, (begins, ends)))
+            times[inside] = _heard(stretch.parts, ends - begins, columns[inside] - begins)
         begins = ends
     return times
 
@@ -272,8 +301,8 @@ def _heard(parts: Sequence[Part], wanted: float, offsets: np.ndarray) -> np.ndar
 
 
 def analysed(source: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log-mel powers [pulses, NUM_MELS] and voicing [pulses, NUM_BANDS] (0 noise, 1 voice)
-    of `source` [n] around each of `times` [pulses]; NaN is silence.
+    """Log-mel powers [columns, NUM_MELS] and voicing [columns, NUM_BANDS] (0 noise, 1 voice)
+    of `source` [n] around each of `times` [columns]; NaN is silence.
     """
     silent = np.isnan(times)
     last = len(source) + _MARGIN
@@ -286,7 +315,7 @@ def analysed(source: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndar
         return np.abs(np.fft.rfft(windows[centres + shift - length // 2] * window, _FFT)) ** 2
 
     # In the units of `log_mels`.
-    unit = (_window(2 * PULSE_SAMPLES) ** 2).sum() / (_window(_ENVELOPE_WINDOW) ** 2).sum() / 2
+    unit = (_window(2 * COLUMN_SAMPLES) ** 2).sum() / (_window(_ENVELOPE_WINDOW) ** 2).sum() / 2
     envelope = powers(_ENVELOPE_WINDOW, -_ENVELOPE_SHIFT)
     envelope += powers(_ENVELOPE_WINDOW, _ENVELOPE_SHIFT)
     mels = np.log(unit * envelope @ _FILTERS.T + _POWER_FLOOR)
@@ -301,50 +330,68 @@ def analysed(source: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndar
     return mels, voicing
 
 
-def synthesised(mels: np.ndarray, voicing: np.ndarray) -> np.ndarray:
-    """The voice with these envelopes, a pulse every 240 samples: float32 [pulses x 240]."""
-    pulses = len(mels)
-    power = np.maximum(np.exp(mels) - _POWER_FLOOR, 1e-9)
-    envelope = np.sqrt(np.exp(np.log(power) @ _BETWEEN_MELS)) * _TILT
-    share = voicing @ _BETWEEN_BANDS
-    window = _window(2 * PULSE_SAMPLES)
+def synthesised(mels: np.ndarray, voicing: np.ndarray, melodies: np.ndarray) -> np.ndarray:
+    """The voice with these envelopes [columns] and melodies [frames]: float32 [columns x 240]."""
+    columns = len(mels)
+    window = _window(2 * COLUMN_SAMPLES)
     energy = (window**2).sum()
 
-    # Two pulses of the grid are always in a window: their mean power is energy / 240.
-    voiced = _minimum_phase(envelope * np.sqrt(share)) / np.sqrt(energy / PULSE_SAMPLES)
-    starts = np.arange(pulses)[:, None] * PULSE_SAMPLES + np.arange(2 * PULSE_SAMPLES)
+    # Noise windows begin a column before their own, and two are always over a sample.
+    envelope, share = _envelope(mels), voicing @ _BETWEEN_BANDS
+    starts = np.arange(columns)[:, None] * COLUMN_SAMPLES + np.arange(2 * COLUMN_SAMPLES)
     noise = _FRAME_NOISE[starts % FRAME_SAMPLES] * window
     shaped = np.fft.rfft(noise, _FFT) * envelope * np.sqrt(1 - share) / np.sqrt(energy)
     unvoiced = np.fft.irfft(shaped, _FFT)
+    wave = np.zeros((columns + 1) * COLUMN_SAMPLES + _FFT)
+    for column in range(columns):
+        start = column * COLUMN_SAMPLES
+        wave[start : start + _FFT] += unvoiced[column]
 
-    # Noise windows begin a pulse before their own.
-    wave = np.zeros((pulses + 1) * PULSE_SAMPLES + _FFT)
-    for pulse in range(pulses):
-        start = pulse * PULSE_SAMPLES
-        wave[start : start + _FFT] += unvoiced[pulse]
-        wave[start + PULSE_SAMPLES : start + PULSE_SAMPLES + _FFT] += voiced[pulse]
-    return np.asarray(wave[PULSE_SAMPLES : (pulses + 1) * PULSE_SAMPLES].astype(np.float32))
+    # Between two columns a pulse has something of both, but nothing of the next frame.
+    voiced = pulses(melodies)
+    place = voiced.times * COLUMNS_PER_FRAME
+    before = np.floor(place).astype(int)
+    after = np.minimum(before + 1, before // COLUMNS_PER_FRAME * COLUMNS_PER_FRAME + 7)
+    part = (place - before)[:, None]
+    envelope = _envelope((1 - part) * mels[before] + part * mels[after])
+    share = ((1 - part) * voicing[before] + part * voicing[after]) @ _BETWEEN_BANDS
+    # A pulse is all that is heard in a period.
+    loudness = np.sqrt(voiced.periods[:, None] * FRAME_SAMPLES / energy)
+    responses = _minimum_phase(envelope * np.sqrt(share), voiced.times * FRAME_SAMPLES % 1)
+    for time, response in zip(voiced.times, loudness * responses, strict=True):
+        start = COLUMN_SAMPLES + int(time * FRAME_SAMPLES)
+        wave[start : start + _FFT] += response
+    return np.asarray(wave[COLUMN_SAMPLES : (columns + 1) * COLUMN_SAMPLES].astype(np.float32))
 
 
-def _minimum_phase(magnitude: np.ndarray) -> np.ndarray:
-    """Impulse responses [n, _FFT] of magnitudes [n, bins], by folding the cepstrum."""
+def _envelope(mels: np.ndarray) -> np.ndarray:
+    """Magnitudes [n, bins] of log-mel powers [n, NUM_MELS]."""
+    power = np.maximum(np.exp(mels) - _POWER_FLOOR, 1e-9)
+    return np.asarray(np.sqrt(np.exp(np.log(power) @ _BETWEEN_MELS)) * _TILT)
+
+
+def _minimum_phase(magnitude: np.ndarray, delays: np.ndarray) -> np.ndarray:
+    """Impulse responses [n, _FFT] of magnitudes [n, bins], by folding the cepstrum.
+
+    Each comes a part of a sample late, as `delays` [n] say.
+    """
     cepstrum = np.fft.irfft(np.log(magnitude + 1e-7), _FFT)
     cepstrum[:, 1 : _FFT // 2] *= 2
     cepstrum[:, _FFT // 2 + 1 :] = 0
-    return np.fft.irfft(np.exp(np.fft.rfft(cepstrum, _FFT)), _FFT)
+    late = -2j * np.pi / _FFT * delays[:, None] * np.arange(_FFT // 2 + 1)
+    return np.fft.irfft(np.exp(np.fft.rfft(cepstrum, _FFT) + late), _FFT)
 
 
 def log_mels(samples: np.ndarray) -> np.ndarray:
-    """Natural log of mel powers of any sound, one column per pulse: float32 [n // 240, NUM_MELS].
+    """Natural log of mel powers of any sound, a column every 10 ms: float32 [n // 240, NUM_MELS].
 
-    Column j is centred on the second half-period of pulse j: it covers samples
-    [240 j - 120, 240 j + 360).
+    Column j covers samples [240 j - 120, 240 j + 360).
     """
-    columns = len(samples) // PULSE_SAMPLES
+    columns = len(samples) // COLUMN_SAMPLES
     padded = np.concatenate(
-        [np.zeros(PULSE_SAMPLES // 2, np.float32), samples, np.zeros(480, np.float32)]
+        [np.zeros(COLUMN_SAMPLES // 2, np.float32), samples, np.zeros(480, np.float32)]
     )
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 480)[::PULSE_SAMPLES][:columns]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 480)[::COLUMN_SAMPLES][:columns]
     power = np.abs(np.fft.rfft(windows * _window(480), _FFT)) ** 2
     return np.asarray(np.log(power @ _FILTERS.T + _POWER_FLOOR).astype(np.float32))
 

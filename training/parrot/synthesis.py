@@ -68,7 +68,7 @@ class Synthesizer:
         speech = speak_on_grid(self._espeak, self._tokenizer, text)
         if speech is None:
             return None
-        codes = self._codec.encode(torch.from_numpy(speech.features)).to(torch.uint8).numpy()
+        codes = self._codec.codes_of(speech).to(torch.uint8).numpy()
         utterance = Utterance(text, np.array(speech.token_ids), codes)
         samples = None
         if with_sound:

@@ -27,7 +27,7 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe
 
 from training.parrot import architecture
 from training.parrot.architecture import HIDDEN, SPEAKERS, TextIds, parrot_config, text_vocabulary
-from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, Codec, load_codec
+from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, NUM_STAGES, Codec, load_codec
 from training.parrot.layers import dense_decoder, init_linears, moe_decoder
 from training.parrot.optimisation import Cosine, Muon, TrainingRun
 from training.parrot.synthesis import Utterance, load_utterances
@@ -39,8 +39,11 @@ modeling: Any = modeling_qwen3_omni_moe
 # Steps after which the text embeddings stand still, and the Thinker can be trained.
 EMBEDDINGS_UNTIL = 1400
 _IGNORED = -100
-# Codes 1 to 5 decide what is understood (README); the last are detail that nobody misses.
-_REST_WEIGHTS = torch.cat([torch.ones(5), torch.linspace(0.6, 0.15, NUM_CODEBOOKS - 6)])
+# Codes 1 to 5 decide what is understood (README); the later ones are detail that nobody misses, but
+# the last is the melody.
+_REST_WEIGHTS = torch.cat(
+    [torch.ones(5), torch.linspace(0.6, 0.2, NUM_STAGES - 6), torch.tensor([0.6])]
+)
 _CONTROL_CODES = (
     architecture.CODEC_NOTHINK,
     architecture.CODEC_THINK_BOS,
@@ -127,8 +130,10 @@ class SpeechModel(nn.Module):
         talker.model.codec_embedding.weight.data.normal_(0, 0.7, generator=generator)
         talker.model.codec_embedding.weight.data[:CODEBOOK_SIZE] = centroids[0]
         predictor = talker.code_predictor
-        for embedding, rows in zip(predictor.model.codec_embedding, centroids[1:], strict=True):
+        *stages, melodies = predictor.model.codec_embedding
+        for embedding, rows in zip(stages, centroids[1:], strict=True):
             embedding.weight.data = rows.clone()
+        melodies.weight.data.normal_(0, 0.3, generator=generator)
         for layer in talker.model.layers:
             layer.mlp.experts.down_proj.data.mul_(0.5)
             layer.mlp.shared_expert.down_proj.weight.data.mul_(0.5)
