@@ -29,7 +29,7 @@ from training.parrot.codec import (
     move_centroids,
     save_codec,
 )
-from training.parrot.continuation import SHIPPED, take_apart
+from training.parrot.continuation import SHIPPED, SHIPPED_CODEC, take_apart
 from training.parrot.durations import fitted_merges, merged
 from training.parrot.held_out import OTHERS, SENTENCES, without_held_out, words
 from training.parrot.layers import dense_decoder, moe_decoder
@@ -345,14 +345,17 @@ def test_a_codec_fitted_anew_keeps_what_its_codes_mean() -> None:
     kept = (codes == fit_codec(shifted, start=old).encode(shifted)).float().mean(0)
     assert kept[0] > 0.95
     assert kept[1:4].min() > 0.5
+    # A later stage can have most frames in one code, which two fits may number alike by chance.
+    torch.manual_seed(1)
     anew = fit_codec(shifted).encode(shifted)
-    assert (codes == anew)[:, 0].float().mean() < 0.1
+    assert (codes == anew).float().mean(0)[:4].max() < 0.1
 
 
 def test_a_codec_of_other_features_is_refused(tmp_path: Path) -> None:
     codec = a_codec()
     save_codec(tmp_path / "codec.pt", codec)
     assert load_codec(tmp_path / "codec.pt").centroids.equal(codec.centroids)
+    load_codec(SHIPPED_CODEC)
     content = load(tmp_path / "codec.pt")
     save(tmp_path / "lighter.pt", **{**content, "voicing_weight": 3.0})
     save_codec(tmp_path / "longer.pt", replace(codec, centroids=codec.centroids[[*range(15), 0]]))

@@ -23,7 +23,7 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe
 
 from training.parrot.architecture import parrot_config
 from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, NUM_STAGES, Codec, load_codec
-from training.parrot.optimisation import Cosine, Muon, TrainingRun
+from training.parrot.optimisation import Cosine, Muon, TrainingRun, all_but
 from training.parrot.speech import FRAME_SAMPLES
 from training.parrot.synthesis import load_utterances
 from training.parrot.workspace import argument_parser, load, open_workspace
@@ -238,8 +238,7 @@ def main() -> None:
         sample = torch.stack([codes[5:19].T for codes in whole[:6]])
         init_code2wav(model, load_codec(workspace.codec), sample)
     kernels = dense_kernels(model)
-    taken = {id(weight) for weight in kernels}
-    others = [weight for weight in model.parameters() if id(weight) not in taken]
+    others = all_but(model.parameters(), kernels)
     optimizers = {
         "muon": Muon(kernels, scale=1.0, kernels=True),
         "adamw": torch.optim.AdamW(others, betas=(0.8, 0.95), weight_decay=0.0),

@@ -98,19 +98,18 @@ class Espeak:
             raise RuntimeError(f"espeak-ng has no voice {voice!r}")
         self._set(_RATE, WORDS_PER_MINUTE)
         self._set(_WORD_GAP, 0)
-        self.drone()
-
-    def drone(self) -> None:
-        """The voice on one pitch."""
-        self._set(_PITCH, DRONE_PITCH)
-        self._set(_RANGE, 0)
-
-    def natural(self) -> None:
-        """The voice with its intonation, as espeak-ng has it."""
-        self._set(_PITCH, NATURAL_PITCH)
-        self._set(_RANGE, NATURAL_RANGE)
 
     def say(self, text: str) -> Utterance:
+        """On one pitch."""
+        return self._say(text, DRONE_PITCH, 0)
+
+    def say_intoned(self, text: str) -> Utterance:
+        """With its intonation, as espeak-ng has it."""
+        return self._say(text, NATURAL_PITCH, NATURAL_RANGE)
+
+    def _say(self, text: str, pitch: int, pitch_range: int) -> Utterance:
+        self._set(_PITCH, pitch)
+        self._set(_RANGE, pitch_range)
         self._samples, self._words, self._phonemes = [], [], []
         encoded = text.encode()
         self._library.espeak_Synth(encoded, len(encoded) + 1, 0, 1, 0, _CHARS_UTF8, None, None)

@@ -33,7 +33,6 @@ _PERIODIC, _WORST = 0.75, 1.0
 _SILENT = 1e-9
 # What a leap of a pulse a frame between two frames costs, beside being wrong by one all frame long.
 _LEAP_COST = 0.3
-_NO_PITCH_COST = 1e-3
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def fitted_melodies(rates: np.ndarray, voiced: np.ndarray) -> np.ndarray:
     at = (np.arange(places) + 0.5) / places - 0.5
     wanted = _MEANS[:, None] + _CHANGES[:, None] * at
     wrong = np.minimum(np.abs(rates[:, None] - wanted), _WORST) ** 2
-    costs = np.nan_to_num(wrong, nan=_NO_PITCH_COST).mean(2)
+    costs = np.nan_to_num(wrong).mean(2)
     starts, ends = _MEANS - _CHANGES / 2, _MEANS + _CHANGES / 2
     leaps = _LEAP_COST * np.abs(starts[None] - ends[:, None])
     total = costs[0]

@@ -84,6 +84,12 @@ def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
     return (x.mT if is_tall else x).to(matrices.dtype)
 
 
+def all_but(weights: Iterable[Tensor], taken: Iterable[Tensor]) -> list[Tensor]:
+    """Those of `weights` that are not among the `taken`."""
+    identities = {id(weight) for weight in taken}
+    return [weight for weight in weights if id(weight) not in identities]
+
+
 @dataclass(frozen=True)
 class Cosine:
     """Warm-up, then half a cosine from `peak` down to `floor` times it."""

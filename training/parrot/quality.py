@@ -155,7 +155,8 @@ def pitch_distance(wave: np.ndarray, reference: np.ndarray) -> float:
     times = np.arange(0, min(len(wave), len(reference)), SAMPLE_RATE // 50)
     ours, theirs = (pitch(each, SAMPLE_RATE, times) for each in (wave, reference))
     apart = np.abs(12 * np.log2(ours / theirs))
-    return float(apart[~np.isnan(apart)].mean()) if not np.isnan(apart).all() else float("nan")
+    apart = apart[~np.isnan(apart)]
+    return float(apart.mean()) if len(apart) else float("nan")
 
 
 def ends_cleanly(wave: np.ndarray) -> bool:
@@ -204,16 +205,14 @@ def judge(voice: Voice, targets: Voice, recogniser: Recogniser, folder: Path) ->
 
 
 def espeak_voice(espeak: Espeak, sentences: list[str]) -> Voice:
-    espeak.natural()
     waves = [
         soxr.resample(
-            espeak.say(sentence).samples.astype(np.float32) / 32768,
+            espeak.say_intoned(sentence).samples.astype(np.float32) / 32768,
             espeak.sample_rate,
             SAMPLE_RATE,
         )
         for sentence in sentences
     ]
-    espeak.drone()
     return Voice("espeak", sentences, waves, [True] * len(waves), on_the_grid=False)
 
 

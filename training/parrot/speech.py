@@ -129,9 +129,7 @@ class GridSpeech:
 def speak_on_grid(espeak: Espeak, tokenizer: Tokenizer, text: str) -> GridSpeech | None:
     """The text's tokens and its speech; None if espeak and tokenizer cannot be brought together."""
     utterance = espeak.say(text)
-    espeak.natural()
-    intoned = espeak.say(text)
-    espeak.drone()
+    intoned = espeak.say_intoned(text)
     encoding = tokenizer.encode(text)
     if len(utterance.samples) < _SHORTEST_UTTERANCE_SAMPLES or not utterance.words:
         return None
@@ -351,7 +349,8 @@ def synthesised(mels: np.ndarray, voicing: np.ndarray, melodies: np.ndarray) -> 
     voiced = pulses(melodies)
     place = voiced.times * COLUMNS_PER_FRAME
     before = np.floor(place).astype(int)
-    after = np.minimum(before + 1, before // COLUMNS_PER_FRAME * COLUMNS_PER_FRAME + 7)
+    is_last = before % COLUMNS_PER_FRAME == COLUMNS_PER_FRAME - 1
+    after = np.where(is_last, before, before + 1)
     part = (place - before)[:, None]
     envelope = _envelope((1 - part) * mels[before] + part * mels[after])
     share = ((1 - part) * voicing[before] + part * voicing[after]) @ _BETWEEN_BANDS

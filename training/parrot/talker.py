@@ -29,7 +29,7 @@ from training.parrot import architecture
 from training.parrot.architecture import HIDDEN, SPEAKERS, TextIds, parrot_config, text_vocabulary
 from training.parrot.codec import CODEBOOK_SIZE, NUM_CODEBOOKS, NUM_STAGES, Codec, load_codec
 from training.parrot.layers import dense_decoder, init_linears, moe_decoder
-from training.parrot.optimisation import Cosine, Muon, TrainingRun
+from training.parrot.optimisation import Cosine, Muon, TrainingRun, all_but
 from training.parrot.synthesis import Utterance, load_utterances
 from training.parrot.vocabulary import SPACE, in_capitals
 from training.parrot.workspace import argument_parser, open_workspace
@@ -156,12 +156,8 @@ class SpeechModel(nn.Module):
 
     def others(self) -> list[Tensor]:
         """What AdamW trains. `hidden_projection` is for pictures and sound, never used here."""
-        taken = {id(weight) for weight in self.matrices()}
-        return [
-            weight
-            for name, weight in self.named_parameters()
-            if id(weight) not in taken and "hidden_projection" not in name
-        ]
+        trained = (w for name, w in self.named_parameters() if "hidden_projection" not in name)
+        return all_but(trained, self.matrices())
 
     def embed(self, text: Tensor, control: Tensor, frames: Tensor) -> Tensor:
         """The Talker's inputs [b, n, HIDDEN] of a batch's three streams."""

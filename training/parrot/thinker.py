@@ -20,7 +20,7 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe
 
 from training.parrot.architecture import HEAD_DIM, HIDDEN, TextIds, parrot_config, text_vocabulary
 from training.parrot.layers import decoder_layer, init_linears, queries_keys_values, rms_norm
-from training.parrot.optimisation import Cosine, Muon, TrainingRun
+from training.parrot.optimisation import Cosine, Muon, TrainingRun, all_but
 from training.parrot.vocabulary import LETTERS
 from training.parrot.workspace import argument_parser, load, open_workspace
 
@@ -83,12 +83,8 @@ class TextModel(nn.Module):
         ]
 
     def others(self) -> list[Tensor]:
-        taken = {id(weight) for weight in self.matrices()}
-        return [
-            weight
-            for name, weight in self.named_parameters()
-            if id(weight) not in taken and "embed_tokens" not in name
-        ]
+        trained = (w for name, w in self.named_parameters() if "embed_tokens" not in name)
+        return all_but(trained, self.matrices())
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Logits [b, n, vocabulary], the experts' balance loss, and how far the guided heads
