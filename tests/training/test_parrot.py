@@ -43,6 +43,7 @@ from training.parrot.speech import (
     DELAY_FRAMES,
     FRAME_FEATURES,
     FRAME_SAMPLES,
+    NUM_BANDS,
     NUM_MELS,
     SAMPLE_RATE,
     Part,
@@ -170,7 +171,7 @@ def test_a_drone_comes_out_with_a_pulse_at_each_place_of_the_grid(period: int) -
     assert np.ptp(places) <= 2
 
 
-def test_noise_is_the_same_in_every_frame_and_as_loud_as_its_source() -> None:
+def test_noise_is_the_same_in_every_frame_and_brighter_than_its_source() -> None:
     source = 0.1 * np.random.default_rng(0).normal(size=48_000).astype(np.float32)
     mels, voicing = analysed(source, on_its_tokens(a_word(2400.0, 40_800.0, 20)))
     assert voicing.mean() < 0.2
@@ -179,8 +180,27 @@ def test_noise_is_the_same_in_every_frame_and_as_loud_as_its_source() -> None:
     spoken = synthesised(steady, np.zeros_like(voicing), melodies)[FRAME_SAMPLES:-FRAME_SAMPLES]
     frames = spoken.reshape(-1, FRAME_SAMPLES)
     np.testing.assert_allclose(frames, frames[:1].repeat(len(frames), 0), atol=1e-5)
-    # White noise up to 12 kHz; the voice ends at 11.
-    assert float(spoken.std()) == pytest.approx(0.1, rel=0.15)
+    # White noise up to 12 kHz: 1.25 times as loud, and 2 dB an octave from 1 kHz to 11, where the
+    # voice ends.
+    hz = np.linspace(0, 12_000, 1000)
+    gain = 1.25 * np.maximum(hz / 1000, 1) ** (np.log2(10) / 10) * (hz < 11_000)
+    assert float(spoken.std()) == pytest.approx(0.1 * np.sqrt((gain**2).mean()), rel=0.1)
+
+
+def test_formants_are_softer_than_in_their_source() -> None:
+    flat = np.full((COLUMNS_PER_FRAME, NUM_MELS), 2.0)
+    formant = flat.copy()
+    formant[:, 17:20] += np.log(100) * np.array([0.5, 1, 0.5])
+    noise = np.zeros((COLUMNS_PER_FRAME, NUM_BANDS))
+    there, before = (
+        np.abs(np.fft.rfft(synthesised(mels, noise, np.array([UNVOICED])))) ** 2
+        for mels in (formant, flat)
+    )
+    hz = np.arange(len(there)) * SAMPLE_RATE / FRAME_SAMPLES
+    # The top of mel 18, which is 20 dB higher in the source.
+    top = np.abs(hz - 990) < 40
+    raised_db = 10 * np.log10(there[top].sum() / before[top].sum())
+    assert 10 < raised_db < 17
 
 
 def test_silence_stays_silent() -> None:
