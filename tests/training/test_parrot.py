@@ -578,5 +578,6 @@ def test_a_checkpoint_comes_apart_into_what_it_is_put_together_from(tmp_path: Pa
     assert again.keys() == shipped.keys()
     for name, weight in shipped.items():
         assert torch.equal(again[name], weight), name
-    with pytest.raises(FileExistsError, match=r"talker\.pt"):
+    assert workspace.tokenizer.read_text() == (SHIPPED / "tokenizer.json").read_text()
+    with pytest.raises(FileExistsError, match=r"tokenizer\.json"):
         take_apart(SHIPPED, workspace)

@@ -1,8 +1,9 @@
-"""Go on from a finished checkpoint: its three models, where the training steps look for theirs.
+"""Go on from a finished checkpoint: its models and tokenizer, where the steps look for theirs.
 
     python -m training.parrot.continuation --work <folder>
     python -m training.parrot.talker --work <folder> --steps 5000 --embeddings-until 0
 
+`vocabulary` would make another tokenizer of today's corpus, and the models would be lost in it.
 The folder gets the shipped checkpoint's codec, which lies beside this file, unless it holds one
 already: that of another checkpoint, or one fitted with `codec --start`, whose codes mean nearly
 what they meant. A training step takes the models as its start and begins a schedule of its own.
@@ -30,19 +31,20 @@ _RUN = "a checkpoint"
 
 
 def take_apart(checkpoint: Path, workspace: Workspace) -> None:
-    """Leaves `talker.pt`, `thinker.pt` and `code2wav.pt`.
+    """Leaves `tokenizer.json`, `talker.pt`, `thinker.pt` and `code2wav.pt`.
 
     Raises:
         FileExistsError: one of them is there already.
     """
     paths = (workspace.talker, workspace.thinker, workspace.code2wav)
-    for path in paths:
+    for path in (workspace.tokenizer, *paths):
         if path.exists():
             raise FileExistsError(f"{path} would be replaced; delete it first")
     model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(
         checkpoint, dtype=torch.float32
     )
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    shutil.copy(checkpoint / "tokenizer.json", workspace.tokenizer)
     speech = SpeechModel(tokenizer)
     speech.talker = model.talker
     speech.text_embedding = model.thinker.model.embed_tokens

@@ -7,7 +7,8 @@ Four voices say the same sentences, so that each figure has something to be held
     codec     the target's codes through the checkpoint's Code2Wav: the best it could say
     parrot    the sentence as text through stretto
 
-The judge is Moonshine (tiny, English), a speech recogniser whose weights come in its wheel.
+The judge is Moonshine (tiny, English), a speech recogniser whose weights come in its wheel; with
+`--second-judge` PocketSphinx hears them too, so that the voice is not made for one pair of ears.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import soxr
@@ -39,7 +40,7 @@ from training.parrot.speech import (
 )
 from training.parrot.workspace import Workspace, argument_parser, open_workspace, published
 
-_RECOGNISER_RATE = 16_000
+RECOGNISER_RATE = 16_000
 # A voice is compared in columns of 40 ms.
 _POOLED_COLUMNS = 4
 # Speech has ended when its last 40 ms are this much quieter than its loudest.
@@ -65,6 +66,7 @@ class Figures:
 
     voice: str
     word_error_rate: float
+    second_word_error_rate: float | None
     sentences_heard_right: float
     identified: float
     clean_endings: float
@@ -74,8 +76,14 @@ class Figures:
     real_time_factor: float | None
 
 
-class Recogniser:
-    """Moonshine's tiny English model."""
+class Recogniser(Protocol):
+    """Hears speech, float32 [n] at 16 kHz with silence before and after it, as words."""
+
+    def words_of(self, speech: np.ndarray) -> str: ...
+
+
+class Moonshine:
+    """Its tiny English model."""
 
     def __init__(self) -> None:
         import moonshine_voice
@@ -85,15 +93,28 @@ class Recogniser:
             model_path=str(folder), model_arch=moonshine_voice.ModelArch.TINY
         )
 
-    def hear(self, wave: np.ndarray) -> str:
-        quiet = np.zeros(_RECOGNISER_RATE // 2, np.float32)
-        speech = soxr.resample(wave, SAMPLE_RATE, _RECOGNISER_RATE)
-        loudest = max(float(np.abs(speech).max(initial=0)), 1e-3)
-        heard = np.concatenate([quiet, 0.6 * speech / loudest, quiet])
+    def words_of(self, speech: np.ndarray) -> str:
         transcript = self._transcriber.transcribe_without_streaming(
-            heard.astype(np.float32).tolist(), _RECOGNISER_RATE
+            speech.tolist(), RECOGNISER_RATE
         )
         return " ".join(line.text for line in transcript.lines)
+
+
+class PocketSphinx:
+    """The US English models of its wheel: Gaussian mixtures, and another ear than Moonshine's."""
+
+    def __init__(self) -> None:
+        import pocketsphinx
+
+        self._decoder: Any = pocketsphinx.Decoder(samprate=RECOGNISER_RATE, loglevel="FATAL")
+
+    def words_of(self, speech: np.ndarray) -> str:
+        self._decoder.start_utt()
+        samples = (32767 * speech).astype(np.int16)
+        self._decoder.process_raw(samples.tobytes(), full_utt=True)
+        self._decoder.end_utt()
+        hypothesis = self._decoder.hyp()
+        return "" if hypothesis is None else str(hypothesis.hypstr)
 
 
 def word_errors(said: str, heard: str) -> int:
@@ -169,32 +190,54 @@ def ends_cleanly(wave: np.ndarray) -> bool:
     return bool(power[-1] < power.max() * 10 ** (-_ENDING_DB / 10))
 
 
-def judge(voice: Voice, targets: Voice, recogniser: Recogniser, folder: Path) -> Figures:
+def heard(recogniser: Recogniser, wave: np.ndarray) -> str:
+    """What it makes of a wave float32 [n] at 24 kHz, however loud that is."""
+    quiet = np.zeros(RECOGNISER_RATE // 2, np.float32)
+    speech = soxr.resample(wave, SAMPLE_RATE, RECOGNISER_RATE)
+    loudest = max(float(np.abs(speech).max(initial=0)), 1e-3)
+    padded = np.concatenate([quiet, 0.6 * speech / loudest, quiet])
+    return recogniser.words_of(padded.astype(np.float32))
+
+
+def sentence_errors(voice: Voice, recogniser: Recogniser, transcript: Path) -> np.ndarray:
+    """How many words of each sentence were misheard, int [sentences]; leaves what was heard."""
+    errors, lines = [], []
+    for sentence, wave in zip(voice.sentences, voice.waves, strict=True):
+        text = heard(recogniser, wave)
+        errors.append(word_errors(sentence, text))
+        lines.append(f"{errors[-1]}\t{sentence}\t{text}\n")
+    transcript.write_text("".join(lines))
+    return np.array(errors)
+
+
+def judge(
+    voice: Voice, targets: Voice, first: Recogniser, second: Recogniser | None, folder: Path
+) -> Figures:
     """Everything about one voice; its waves and what was heard are left in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
+    errors = sentence_errors(voice, first, folder / "heard.tsv")
+    num_words = sum(map(len, map(words, voice.sentences)))
+    second_rate = None
+    if second is not None:
+        second_rate = sentence_errors(voice, second, folder / "heard2.tsv").sum() / num_words
     references = [compared_mels(wave) for wave in targets.waves]
-    errors, right, identified, endings = 0, 0, 0, 0
-    distances, ratios, pitches, heard_lines = [], [], [], []
-    for index, (sentence, wave) in enumerate(zip(voice.sentences, voice.waves, strict=True)):
-        heard = recogniser.hear(wave)
-        wrong = word_errors(sentence, heard)
-        errors += wrong
-        right += wrong == 0
+    identified, endings = 0, 0
+    distances, ratios, pitches = [], [], []
+    for index, wave in enumerate(voice.waves):
         apart = warped_distances(compared_mels(wave), references)
         identified += int(apart.argmin()) == index
         distances.append(float(apart[index]))
         endings += voice.ended_itself[index] and ends_cleanly(wave)
         ratios.append(len(wave) / len(targets.waves[index]))
         pitches.append(pitch_distance(wave, targets.waves[index]))
-        heard_lines.append(f"{wrong}\t{sentence}\t{heard}\n")
         save_wav(folder / f"{index:02}.wav", wave, SAMPLE_RATE)
-    (folder / "heard.tsv").write_text("".join(heard_lines))
     spoken_s = sum(map(len, voice.waves)) / SAMPLE_RATE
     work = voice.seconds_of_work
     return Figures(
         voice=voice.name,
-        word_error_rate=errors / sum(map(len, map(words, voice.sentences))),
-        sentences_heard_right=right / len(voice.sentences),
+        word_error_rate=float(errors.sum() / num_words),
+        second_word_error_rate=None if second_rate is None else float(second_rate),
+        sentences_heard_right=float((errors == 0).mean()),
         identified=identified / len(voice.sentences),
         clean_endings=endings / len(voice.sentences),
         duration_ratio=float(np.mean(ratios)),
@@ -264,12 +307,13 @@ def _difference(said: str, text: str) -> str:
 
 
 def table(rows: Iterable[Figures]) -> str:
-    def optional(figure: float | None) -> str:
-        return "" if figure is None else f"{figure:.2f}"
+    def optional(figure: float | None, digits: int = 2) -> str:
+        return "" if figure is None else f"{figure:.{digits}f}"
 
     columns: list[tuple[str, Callable[[Figures], str]]] = [
         ("voice", lambda row: row.voice),
         ("WER", lambda row: f"{row.word_error_rate:.3f}"),
+        ("second judge's", lambda row: optional(row.second_word_error_rate, 3)),
         ("sentences right", lambda row: f"{row.sentences_heard_right:.0%}"),
         ("identified", lambda row: f"{row.identified:.0%}"),
         ("clean endings", lambda row: f"{row.clean_endings:.0%}"),
@@ -295,6 +339,9 @@ def main() -> None:
     parser.add_argument(
         "--others", action="store_true", help="the hundred that the gate does not speak"
     )
+    parser.add_argument(
+        "--second-judge", action="store_true", help="PocketSphinx too, a second a sentence"
+    )
     options = parser.parse_args()
     workspace = open_workspace(options)
     checkpoint: Path = options.model or workspace.checkpoint
@@ -308,9 +355,10 @@ def main() -> None:
     if not options.other_codec:
         voices.append(codec_voice(checkpoint, workspace, sentences, speeches))
         voices += [targets, espeak_voice(espeak, sentences)]
-    recogniser = Recogniser()
+    first = Moonshine()
+    second = PocketSphinx() if options.second_judge else None
     folder = workspace.quality / (checkpoint.name + ("-others" if options.others else ""))
-    rows = [judge(voice, targets, recogniser, folder / voice.name) for voice in voices]
+    rows = [judge(voice, targets, first, second, folder / voice.name) for voice in voices]
     with published(folder / "figures.json") as path:
         path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     print(table(rows))
