@@ -46,6 +46,7 @@ from training.parrot.speech import (
     NUM_BANDS,
     NUM_MELS,
     SAMPLE_RATE,
+    TAIL_FRAMES,
     Part,
     Stretch,
     analysed,
@@ -452,7 +453,7 @@ def test_another_run_takes_the_model_only(tmp_path: Path) -> None:
 def an_utterance(tokenizer: Tokenizer, text: str) -> Utterance:
     ids = np.array(tokenizer.encode(text).ids)
     rng = np.random.default_rng(0)
-    codes = rng.integers(0, CODEBOOK_SIZE, (len(ids) + DELAY_FRAMES, NUM_CODEBOOKS))
+    codes = rng.integers(0, CODEBOOK_SIZE, (DELAY_FRAMES + len(ids) + TAIL_FRAMES, NUM_CODEBOOKS))
     return Utterance(text, ids, codes.astype(np.uint8))
 
 

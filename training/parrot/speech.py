@@ -4,7 +4,7 @@ Every text token is one frame of 80 ms, said `DELAY_FRAMES` later, and the wave 
 what the codec encodes, and of nothing else:
 
     tokens    H   e   l   l   o   ,   y   o   u
-    frames    _   _   _   _  [h   e   l   l   o] [,] [y   o   u]
+    frames    _   _   _   _  [h   e   l   l   o] [,] [y   o   u] _
     columns                   |||||||| 8 a frame, 240 samples apart
 
 No word takes exactly its tokens' time. So its borders give way, half a frame as a rule: a word that
@@ -38,6 +38,8 @@ COLUMN_SAMPLES = 240
 COLUMNS_PER_FRAME = FRAME_SAMPLES // COLUMN_SAMPLES
 # How much text the Talker has read when it begins to say a token; and the silence before speech.
 DELAY_FRAMES = 4
+# Silence behind it all, so that a last sound which the Talker says a frame late is not cut.
+TAIL_FRAMES = 1
 
 NUM_MELS = 64
 # How periodic the voice is below 1.5 kHz, up to 3.5 kHz and above.
@@ -110,7 +112,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class GridSpeech:
-    """Speech on m = n + DELAY_FRAMES frames, 8 m columns.
+    """Speech on m = DELAY_FRAMES + n + TAIL_FRAMES frames, 8 m columns.
 
     `token_ids` [n]; log-mel powers `mels` [8 m, NUM_MELS], `voicing` [8 m, NUM_BANDS] and
     `melodies` uint8 [m].
@@ -181,7 +183,9 @@ def speak_on_grid(espeak: Espeak, tokenizer: Tokenizer, text: str) -> GridSpeech
             # The pause behind the word, as far as it goes: its decay is heard.
             pause = Part(end * scale, end * scale + room, _VOWEL_GIVES)
             stretches.append(Stretch((pause,), tail))
-    if sum(stretch.frames for stretch in stretches) != len(encoding.ids) + DELAY_FRAMES:
+    stretches.append(Stretch((), TAIL_FRAMES))
+    frames = DELAY_FRAMES + len(encoding.ids) + TAIL_FRAMES
+    if sum(stretch.frames for stretch in stretches) != frames:
         return None
     borders = fitted_borders(stretches)
     for stretch, length in zip(stretches, np.diff(borders, prepend=0), strict=True):

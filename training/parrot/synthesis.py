@@ -26,7 +26,7 @@ _BLOCK_LINES = 250
 
 @dataclass(frozen=True)
 class Utterance:
-    """`token_ids` int64 [n], `codes` uint8 [n + DELAY_FRAMES, 16]."""
+    """`token_ids` int64 [n], `codes` uint8 [DELAY_FRAMES + n + TAIL_FRAMES, 16]."""
 
     text: str
     token_ids: np.ndarray
