@@ -36,7 +36,14 @@ from training.parrot.layers import dense_decoder, moe_decoder
 from training.parrot.melody import NUM_MELODIES, UNVOICED, fitted_melodies, pitch, pulses
 from training.parrot.optimisation import Cosine, Muon, TrainingRun, orthogonal
 from training.parrot.prediction import aligned
-from training.parrot.quality import ends_cleanly, pitch_distance, warped_distances, word_errors
+from training.parrot.quality import (
+    Voice,
+    ends_cleanly,
+    pitch_distance,
+    sentence_errors,
+    warped_distances,
+    word_errors,
+)
 from training.parrot.speech import (
     COLUMN_SAMPLES,
     COLUMNS_PER_FRAME,
@@ -546,6 +553,32 @@ def test_word_errors_are_counted_in_words() -> None:
     assert word_errors("The cat sat.", "a cat sat down") == 2
 
 
+class HearsACat:
+    """Hears the same in all that is loud, and keeps it."""
+
+    def __init__(self) -> None:
+        self.speeches: list[np.ndarray] = []
+
+    def words_of(self, speech: np.ndarray) -> str:
+        self.speeches.append(speech)
+        return "The cat sat."
+
+
+def test_every_sentence_is_heard_equally_loud_between_silences(tmp_path: Path) -> None:
+    waves = [loudness * pulse_train(240, 1.0) for loudness in (0.01, 1.0)]
+    voice = Voice("a voice", ["The cat sat.", "A cat sat down."], waves, [True, True])
+    recogniser = HearsACat()
+    errors = sentence_errors(voice, recogniser, tmp_path / "heard.tsv")
+    assert errors.tolist() == [0, 2]
+    quiet, loud = recogniser.speeches
+    np.testing.assert_allclose(quiet, loud, atol=1e-4)
+    assert np.abs(loud).max() == pytest.approx(0.6)
+    assert not loud[:8000].any()
+    assert not loud[-8000:].any()
+    second = (tmp_path / "heard.tsv").read_text().splitlines()[1]
+    assert second == "2\tA cat sat down.\tThe cat sat."
+
+
 def test_warping_finds_the_slower_reading_of_the_same_text() -> None:
     rng = np.random.default_rng(0)
     references = [rng.normal(size=(n, 64)).astype(np.float32) for n in (30, 42, 35)]
@@ -581,4 +614,7 @@ def test_a_checkpoint_comes_apart_into_what_it_is_put_together_from(tmp_path: Pa
         assert torch.equal(again[name], weight), name
     assert workspace.tokenizer.read_text() == (SHIPPED / "tokenizer.json").read_text()
     with pytest.raises(FileExistsError, match=r"tokenizer\.json"):
+        take_apart(SHIPPED, workspace)
+    workspace.tokenizer.unlink()
+    with pytest.raises(FileExistsError, match=r"talker\.pt"):
         take_apart(SHIPPED, workspace)

@@ -40,7 +40,7 @@ from training.parrot.speech import (
 )
 from training.parrot.workspace import Workspace, argument_parser, open_workspace, published
 
-RECOGNISER_RATE = 16_000
+_RECOGNISER_RATE = 16_000
 # A voice is compared in columns of 40 ms.
 _POOLED_COLUMNS = 4
 # Speech has ended when its last 40 ms are this much quieter than its loudest.
@@ -95,7 +95,7 @@ class Moonshine:
 
     def words_of(self, speech: np.ndarray) -> str:
         transcript = self._transcriber.transcribe_without_streaming(
-            speech.tolist(), RECOGNISER_RATE
+            speech.tolist(), _RECOGNISER_RATE
         )
         return " ".join(line.text for line in transcript.lines)
 
@@ -106,7 +106,7 @@ class PocketSphinx:
     def __init__(self) -> None:
         import pocketsphinx
 
-        self._decoder: Any = pocketsphinx.Decoder(samprate=RECOGNISER_RATE, loglevel="FATAL")
+        self._decoder: Any = pocketsphinx.Decoder(samprate=_RECOGNISER_RATE, loglevel="FATAL")
 
     def words_of(self, speech: np.ndarray) -> str:
         self._decoder.start_utt()
@@ -192,8 +192,8 @@ def ends_cleanly(wave: np.ndarray) -> bool:
 
 def heard(recogniser: Recogniser, wave: np.ndarray) -> str:
     """What it makes of a wave float32 [n] at 24 kHz, however loud that is."""
-    quiet = np.zeros(RECOGNISER_RATE // 2, np.float32)
-    speech = soxr.resample(wave, SAMPLE_RATE, RECOGNISER_RATE)
+    quiet = np.zeros(_RECOGNISER_RATE // 2, np.float32)
+    speech = soxr.resample(wave, SAMPLE_RATE, _RECOGNISER_RATE)
     loudest = max(float(np.abs(speech).max(initial=0)), 1e-3)
     padded = np.concatenate([quiet, 0.6 * speech / loudest, quiet])
     return recogniser.words_of(padded.astype(np.float32))
@@ -219,7 +219,8 @@ def judge(
     num_words = sum(map(len, map(words, voice.sentences)))
     second_rate = None
     if second is not None:
-        second_rate = sentence_errors(voice, second, folder / "heard2.tsv").sum() / num_words
+        second_errors = sentence_errors(voice, second, folder / "heard2.tsv")
+        second_rate = float(second_errors.sum() / num_words)
     references = [compared_mels(wave) for wave in targets.waves]
     identified, endings = 0, 0
     distances, ratios, pitches = [], [], []
@@ -236,7 +237,7 @@ def judge(
     return Figures(
         voice=voice.name,
         word_error_rate=float(errors.sum() / num_words),
-        second_word_error_rate=None if second_rate is None else float(second_rate),
+        second_word_error_rate=second_rate,
         sentences_heard_right=float((errors == 0).mean()),
         identified=identified / len(voice.sentences),
         clean_endings=endings / len(voice.sentences),
